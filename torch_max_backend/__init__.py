@@ -1,0 +1,41 @@
+"""torch.compile on Modular's MAX: ``torch.compile(model, backend="max_backend")``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_max_backend.aten_functions.registry import map_to
+    from torch_max_backend.backend import max_backend
+    from torch_max_backend.compiler.compile import compile_together
+    from torch_max_backend.diagnostics.report import reports
+    from torch_max_backend.errors import MaxBackendError, Unsupported
+    from torch_max_backend.runtime.session import get_accelerators
+
+# Loaded on first use: a compile worker imports this package, and must not pay for torch.
+_WHERE = {
+    "MaxBackendError": "errors",
+    "Unsupported": "errors",
+    "compile_together": "compiler.compile",
+    "get_accelerators": "runtime.session",
+    "map_to": "aten_functions.registry",
+    "max_backend": "backend",
+    "reports": "diagnostics.report",
+}
+
+__all__ = [
+    "MaxBackendError",
+    "Unsupported",
+    "compile_together",
+    "get_accelerators",
+    "map_to",
+    "max_backend",
+    "reports",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

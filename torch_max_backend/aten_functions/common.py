@@ -1,0 +1,198 @@
+"""Helpers that many lowerings share: constants, casts, promotion, broadcasting, reshapes with symbolic sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, Graph, StaticDim, TensorType, TensorValue, ops
+
+from torch_max_backend.aten_functions.dtypes import Operand, result_type
+
+Shape = Sequence[Dim | int]
+
+
+# -- constants and casts -------------------------------------------------------------------------------------------
+def constant(value: bool | int | float, dtype: DType, device: DeviceRef) -> TensorValue:
+    """A 0-d constant with C's conversion to ``dtype``, as torch casts a Python number (no range check)."""
+    if dtype == DType.bool:
+        value = bool(value)
+    elif dtype.is_integral():
+        bits = dtype.size_in_bytes * 8
+        value = int(value) & ((1 << bits) - 1)
+        if not dtype.is_unsigned_integral() and value >> (bits - 1):
+            value -= 1 << bits
+    else:
+        value = float(value)
+        if dtype == DType.float32 and math.isfinite(value):
+            with np.errstate(over="ignore"):
+                value = float(np.float32(value))
+    return ops.constant(value, dtype, device)
+
+
+def cast(x: TensorValue, dtype: DType) -> TensorValue:
+    """``x`` in ``dtype``; the value itself if it has that dtype. Anything but zero becomes True for bool."""
+    if x.dtype == dtype:
+        return x
+    if dtype == DType.bool:
+        return ops.not_equal(x, constant(0, x.dtype, x.device))
+    return ops.cast(x, dtype)
+
+
+def tensor(x: Operand, dtype: DType, device: DeviceRef) -> TensorValue:
+    """A tensor, symbolic size or number as a graph value of ``dtype`` on ``device``; numbers become 0-d."""
+    if isinstance(x, TensorValue):
+        value = x if x.device == device else ops.transfer_to(x, device)
+        return cast(value, dtype)
+    if isinstance(x, StaticDim):
+        x = int(x)
+    if isinstance(x, Dim):
+        value = ops.reshape(ops.shape_to_tensor([x]), [])
+        value = value if value.device == device else ops.transfer_to(value, device)
+        return cast(value, dtype)
+    return constant(x, dtype, device)
+
+
+def device_of(*operands: Operand) -> DeviceRef:
+    """The device a computation runs on: that of a tensor with dimensions, else of any tensor."""
+    tensors = [x for x in operands if isinstance(x, TensorValue)]
+    chosen = next((x for x in tensors if x.rank), tensors[0] if tensors else None)
+    return chosen.device if chosen is not None else DeviceRef.CPU()
+
+
+def promote(*operands: Operand, dtype: DType | None = None) -> list[TensorValue]:
+    """All operands in torch's promoted dtype (or ``dtype``), on one device. Shapes are left to broadcast."""
+    target = result_type(*operands) if dtype is None else dtype
+    device = device_of(*operands)
+    return [tensor(x, target, device) for x in operands]
+
+
+# -- shapes --------------------------------------------------------------------------------------------------------
+def static(dim: Dim | int) -> int | None:
+    """The size as an int if it is known at compile time."""
+    return int(dim) if isinstance(dim, int | StaticDim) else None
+
+
+def numel(shape: Iterable[Dim | int]) -> Dim:
+    """The product of ``shape`` (1 for a 0-d shape)."""
+    total = Dim(1)
+    for d in shape:
+        total = total * d
+    return total
+
+
+def same_shape(a: Iterable[Dim | int], b: Iterable[Dim | int]) -> bool:
+    """Whether the two shapes are provably equal at compile time."""
+    left, right = [Dim(d) for d in a], [Dim(d) for d in b]
+    return len(left) == len(right) and all(x == y for x, y in zip(left, right, strict=True))
+
+
+def rebind(x: TensorValue, shape: Shape) -> TensorValue:
+    """``x`` with the dims spelled as ``shape``; checked when the graph runs where it cannot be proved."""
+    return x if same_shape(x.shape, shape) else ops.rebind(x, [Dim(d) for d in shape])
+
+
+def reshape(x: TensorValue, shape: Shape) -> TensorValue:
+    """Row-major reshape; sizes that MAX cannot prove equal are asserted at run time."""
+    target = [Dim(d) for d in shape]
+    if same_shape(x.shape, target):
+        return x
+    have, want = numel(x.shape), numel(target)
+    if have == want:
+        return ops.reshape(x, target)
+    flat = ops.rebind(ops.reshape(x, [have]), [want])
+    return ops.reshape(flat, target)
+
+
+def broadcast_to(x: TensorValue, shape: Shape) -> TensorValue:
+    """``x`` expanded to ``shape`` by torch's broadcasting rules."""
+    target = [Dim(d) for d in shape]
+    return x if same_shape(x.shape, target) else ops.broadcast_to(x, target)
+
+
+def broadcast_shape(*shapes: Shape) -> list[Dim]:
+    """The common shape by torch's rules; where sizes differ in spelling only, the first one that is not 1 is taken."""
+    rank = max(len(s) for s in shapes)
+    result: list[Dim] = []
+    for i in range(rank):
+        dim = Dim(1)
+        for s in shapes:
+            at = i - (rank - len(s))
+            if at >= 0 and dim == 1:
+                dim = Dim(s[at])
+        result.append(dim)
+    return result
+
+
+def full(value: bool | int | float, shape: Shape, dtype: DType, device: DeviceRef) -> TensorValue:
+    """A tensor filled with a number."""
+    return broadcast_to(constant(value, dtype, device), shape)
+
+
+def iota(size: Dim | int, dtype: DType, device: DeviceRef) -> TensorValue:
+    """``[0, 1, …, size-1]``."""
+    stop = tensor(Dim(size), DType.int64, DeviceRef.CPU())
+    zero, one = (constant(v, DType.int64, DeviceRef.CPU()) for v in (0, 1))
+    return cast(ops.range(zero, stop, one, out_dim=Dim(size), dtype=DType.int64, device=device), dtype)
+
+
+def axis_of(dim: int, rank: int) -> int:
+    """A non-negative axis; a 0-d tensor counts as having one."""
+    return dim % max(rank, 1)
+
+
+def axes_of(dims: int | Sequence[int] | None, rank: int) -> list[int]:
+    """Sorted non-negative axes; ``None`` and the empty list mean all of them."""
+    if dims is None or (not isinstance(dims, int) and not len(dims)):
+        return list(range(rank))
+    listed = [dims] if isinstance(dims, int) else list(dims)
+    return sorted({axis_of(d, rank) for d in listed})
+
+
+def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
+    """``x.permute(dims)``; nothing for the identity."""
+    return x if list(dims) == list(range(x.rank)) else ops.permute(x, list(dims))
+
+
+def move_axis(x: TensorValue, source: int, destination: int) -> TensorValue:
+    """``torch.movedim``."""
+    order = [i for i in range(x.rank) if i != source]
+    order.insert(destination, source)
+    return permute(x, order)
+
+
+# -- Mojo kernels --------------------------------------------------------------------------------------------------
+def kernels_path() -> Path:
+    """The folder of the Mojo package: beside the package in a checkout, inside it when installed from a wheel."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "_mojo_kernels"
+    return installed if installed.is_dir() else package.parent / "mojo_kernels"
+
+
+def mojo_op(
+    name: str,
+    values: Sequence[TensorValue],
+    out: Sequence[tuple[DType, Shape]],
+    parameters: dict[str, Any] | None = None,
+    device: DeviceRef | None = None,
+) -> list[TensorValue]:
+    """Call a kernel of ``mojo_kernels``; the package is added to the graph on first use.
+
+    Args:
+        name: The name given to ``@extensibility.register``.
+        values: Operands, in the kernel's order.
+        out: dtype and shape of each output.
+        parameters: Compile-time parameters of the kernel's struct.
+        device: Where it runs; by default where the operands are.
+    """
+    where = device or device_of(*values)
+    graph = Graph.current
+    path = kernels_path()
+    if path not in graph.kernel_libraries_paths:
+        graph._import_kernels([path])
+    types = [TensorType(dtype, [Dim(d) for d in shape], where) for dtype, shape in out]
+    return [v.tensor for v in ops.custom(name, where, list(values), types, parameters)]

@@ -1,0 +1,92 @@
+"""What a lowering may know about the node it lowers: the outputs that torch promises and which of them are used.
+
+The compiler sets it around every call of a lowering. A lowering that needs nothing but its arguments ignores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from max.dtype import DType
+from max.graph import DeviceRef, Dim
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One output as torch's fake tensor promises it.
+
+    ``shape`` holds a :class:`max.graph.Dim` per dimension, static or symbolic.
+    """
+
+    dtype: DType
+    shape: tuple[Dim, ...]
+    device: DeviceRef
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """The node being lowered.
+
+    ``outputs`` has one entry per output (``None`` where the output is not a tensor); ``used`` holds the indices of
+    the outputs that somebody reads; ``settings`` is what of torch's global state changes code.
+    """
+
+    name: str
+    outputs: tuple[Promise | None, ...]
+    used: frozenset[int]
+    settings: CodeSettings
+
+
+@dataclass(frozen=True)
+class CodeSettings:
+    """Torch's global settings that change what a lowering emits; part of the cache key."""
+
+    float32_matmul_precision: str = "highest"
+
+
+_current: ContextVar[NodeContext] = ContextVar("torch_max_backend_node")
+
+
+@contextmanager
+def lowering_node(context: NodeContext) -> Iterator[None]:
+    """Make ``context`` the current one."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def promise(index: int = 0) -> Promise:
+    """Output ``index`` of the current node as torch promises it.
+
+    Raises:
+        LookupError: No node is being lowered, or that output is not a tensor.
+    """
+    found = _current.get().outputs[index]
+    if found is None:
+        raise LookupError(f"output {index} of {_current.get().name} is not a tensor")
+    return found
+
+
+def out_shape(index: int = 0) -> list[Dim]:
+    """The promised shape of output ``index``."""
+    return list(promise(index).shape)
+
+
+def out_dtype(index: int = 0) -> DType:
+    """The promised dtype of output ``index``."""
+    return promise(index).dtype
+
+
+def is_used(index: int) -> bool:
+    """Whether anything reads output ``index``; a lowering may return ``None`` for one that nobody reads."""
+    return index in _current.get().used
+
+
+def settings() -> CodeSettings:
+    """Torch's settings that change code."""
+    return _current.get().settings

@@ -1,0 +1,158 @@
+"""The op registry: one function per ATen op, registered by ``@map_to``.
+
+Registering an overload decides three things at once: how it is lowered, that AOTAutograd does not decompose it,
+and that it appears on the supported-ops page. Everything that lists ops is derived from here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from torch_max_backend.errors import RegistrationError
+
+How = Literal["max", "composition", "mojo"]
+Check = Callable[..., str | None]
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OWN_PACKAGE = __name__.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How one ATen overload becomes MAX graph ops.
+
+    ``function`` receives the node's arguments under the names of the ATen schema: tensors as
+    :class:`max.graph.TensorValue`, symbolic sizes as :class:`max.graph.Dim`, everything else as torch passes it.
+    ``supports`` receives the same arguments with fake tensors in place of values and returns ``None``, or the limit
+    that the node exceeds; it must not touch MAX.
+    """
+
+    overload: OpOverload
+    function: Callable[..., Any]
+    how: How = "composition"
+    supports: Check | None = None
+    limits: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the lowering belongs to this package (and not to the user)."""
+        return (getattr(self.function, "__module__", "") or "").partition(".")[0] == _OWN_PACKAGE
+
+
+@dataclass
+class Registry:
+    """All lowerings by overload, and the ops that stay with torch on purpose."""
+
+    lowerings: dict[OpOverload, Lowering] = field(default_factory=dict)
+    torch_ops: dict[OpOverload, str] = field(default_factory=dict)
+    islands: dict[OpOverload, str] = field(default_factory=dict)
+
+    def add(self, lowering: Lowering) -> None:
+        """Register; a second own lowering of one overload is an error, a user's replaces what was there."""
+        known = self.lowerings.get(lowering.overload)
+        if known is not None and lowering.is_own and known.is_own:
+            raise RegistrationError(
+                f"{lowering.overload} is lowered by {known.function.__module__}.{known.function.__qualname__} already; "
+                f"{lowering.function.__qualname__} cannot register it again"
+            )
+        self.lowerings[lowering.overload] = lowering
+
+    def get(self, target: object) -> Lowering | None:
+        """The lowering of an FX node's target, if it has one."""
+        return self.lowerings.get(target)  # type: ignore[call-overload]
+
+    def __contains__(self, target: object) -> bool:
+        return target in self.lowerings
+
+    def __iter__(self) -> Iterator[Lowering]:
+        return iter(sorted(self.lowerings.values(), key=lambda low: str(low.overload)))
+
+
+aten_functions = Registry()
+"""The registry that the backend uses."""
+
+
+def overloads_of(op: OpOverload | OpOverloadPacket) -> list[OpOverload]:
+    """The functional overloads that ``op`` names: itself, or all of a packet but ``out=`` and in-place forms."""
+    if isinstance(op, OpOverload):
+        return [op]
+    if isinstance(op, OpOverloadPacket):
+        found = [getattr(op, name) for name in op.overloads()]
+        return [o for o in found if not o._schema.is_mutable and not any(a.is_out for a in o._schema.arguments)]
+    raise RegistrationError(
+        f"@map_to expects an op such as torch.ops.aten.add or torch.ops.aten.add.Tensor, not {op!r}"
+    )
+
+
+def map_to(
+    *ops: OpOverload | OpOverloadPacket,
+    how: How = "composition",
+    supports: Check | None = None,
+    limits: str = "",
+) -> Callable[[F], F]:
+    """Register the decorated function as the lowering of ``ops``.
+
+    Args:
+        ops: Overloads (``aten.add.Tensor``) or packets (``aten.add``: every functional overload).
+        how: ``"max"`` (one MAX op), ``"composition"`` (several) or ``"mojo"`` (a kernel of ours).
+        supports: Capability check; returns the limit that a node exceeds, or ``None``.
+        limits: One line for the supported-ops page.
+
+    Raises:
+        RegistrationError: ``ops`` is empty or not an ATen op, or the parameter count cannot take the schema's.
+    """
+    if not ops:
+        raise RegistrationError("@map_to needs at least one op, for example @map_to(torch.ops.aten.add.Tensor)")
+
+    def register(function: F) -> F:
+        for op in ops:
+            for overload in overloads_of(op):
+                _check_signature(overload, function, strict=isinstance(op, OpOverload))
+                aten_functions.add(Lowering(overload, function, how, supports, limits))
+        return function
+
+    return register
+
+
+def run_by_torch(*ops: OpOverload | OpOverloadPacket, reason: str) -> None:
+    """Declare ops that torch runs by design (random numbers): they are no islands."""
+    for op in ops:
+        for overload in overloads_of(op):
+            aten_functions.torch_ops[overload] = reason
+
+
+def keep_as_island(*ops: OpOverload | OpOverloadPacket, reason: str) -> None:
+    """Declare ops that stay islands, with the reason that the supported-ops page and strict errors show."""
+    for op in ops:
+        for overload in overloads_of(op):
+            aten_functions.islands[overload] = reason
+
+
+def _check_signature(overload: OpOverload, function: Callable[..., Any], *, strict: bool) -> None:
+    """A lowering must accept every argument of the schema under the schema's name, or by ``**kwargs``."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    missing = [a.name for a in overload._schema.arguments if a.name not in parameters]
+    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    needed = [a for a in overload._schema.arguments if not a.kwarg_only]
+    if (missing and strict) or (len(positional) < len(needed) and not takes_all):
+        raise RegistrationError(
+            f"{function.__qualname__}{inspect.signature(function)} does not take {', '.join(missing) or 'all arguments'}"
+            f" of {overload._schema}"
+        )
+
+
+def registered_overloads() -> list[OpOverload]:
+    """Every overload that is not decomposed: lowered ones, and those that torch runs by design or as islands."""
+    return [*aten_functions.lowerings, *aten_functions.torch_ops, *aten_functions.islands]
+
+
+aten = torch.ops.aten

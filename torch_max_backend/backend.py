@@ -1,0 +1,162 @@
+"""The front door: ``torch.compile(model, backend="max_backend")`` arrives here."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from torch_max_backend import aten_functions  # noqa: F401  (registers every lowering)
+from torch_max_backend.compiler.compile import compile_regions
+from torch_max_backend.compiler.lowering import NodeRefused, mismatch_error
+from torch_max_backend.diagnostics import logs
+from torch_max_backend.diagnostics.report import GraphReport, record
+from torch_max_backend.errors import CompileError, UnsupportedOpError
+from torch_max_backend.graph.decompositions import decomposition_table
+from torch_max_backend.graph.partition import Island, Plan, partition
+from torch_max_backend.graph.rewrites import rewrite
+from torch_max_backend.graph.tensors import tensors_of, user_line, value_of
+from torch_max_backend.options import Options, resolve
+from torch_max_backend.runtime.executable import build_executable
+from torch_max_backend.runtime.session import check_device
+
+log = logging.getLogger("torch_max_backend")
+
+
+def max_backend(
+    gm: fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with MAX.
+
+    Args:
+        gm: The graph that Dynamo captured.
+        example_inputs: Its inputs, as fake or real tensors and numbers.
+        mode: ``torch.compile``'s mode: default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs.
+        options: See :class:`torch_max_backend.options.Options`.
+
+    Returns:
+        A function with the graph's signature.
+
+    Raises:
+        OptionError: An unknown option or mode.
+        EnvironmentUnsupportedError: A tensor is on a device that this backend cannot drive.
+        UnsupportedOpError: With ``fallback="error"``, an op that MAX cannot run.
+    """
+    chosen = resolve(options, mode)
+    logs.configure(chosen)
+    for value in example_inputs:
+        if isinstance(value, torch.Tensor):
+            check_device(value.device)
+    compiler = functools.partial(compile_graph, options=chosen)
+    return aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=compiler,
+        decompositions=decomposition_table(),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )(gm, example_inputs)
+
+
+def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Options) -> Callable[[list[Any]], Any]:
+    """Compile one functional ATen graph: rewrite, partition, lower and compile the regions, write the call path."""
+    gm = rewrite(gm)
+    static = _static_inputs(gm)
+    refused: dict[fx.Node, str] = {}
+    while True:
+        plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
+        if options.fallback == "error" and plan.islands:
+            raise _strict_error(plan.islands)
+        try:
+            compiled = compile_regions(plan.regions, options)
+            break
+        except NodeRefused as refusal:
+            if refusal.is_mismatch and options.fallback == "error":
+                raise mismatch_error(refusal) from refusal
+            refused[refusal.node] = refusal.reason
+        except CompileError as error:
+            if options.fallback == "error":
+                raise
+            log.warning("%s\nTorch runs the graph instead.", error)
+            for region in plan.regions:
+                refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
+    if compiled is None:
+        return _eager(gm)
+    models, stats = compiled
+    call = build_executable(gm, plan, models, static, options.profile)
+    report = GraphReport.of(gm, plan, stats)
+    record(report)
+    log.info("%s\n%s", report.summary(), call.source)  # type: ignore[attr-defined]
+    if plan.islands:
+        warnings.warn(_fallback_warning(plan), stacklevel=2)
+    return call
+
+
+def _min_block(options: Options) -> int:
+    return 1 if options.fallback == "error" else options.min_block_size
+
+
+def _static_inputs(gm: fx.GraphModule) -> frozenset[int]:
+    """Placeholders whose memory stays where it is from call to call: parameters, buffers, marked static inputs."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    indices = set(getattr(metadata, "static_input_indices", None) or ())
+    names = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    first_is_forward = bool(names) and not any(str(n.target).startswith("tangents") for n in names)
+    return frozenset(indices) if first_is_forward else frozenset()
+
+
+def _eager(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    def call(args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()
+        return fx.Interpreter(gm).run(*values)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _strict_error(islands: list[Island]) -> UnsupportedOpError:
+    first = islands[0]
+    lines = [f"MAX cannot run {first.op}: {first.reason}."]
+    if first.where:
+        lines.append(f"  at {first.where}")
+    others = sorted({i.op for i in islands} - {first.op})
+    if others:
+        lines.append(f"  and {len(others)} more: {', '.join(others)}")
+    lines.append("  Use options={'fallback': 'eager'} to let torch run such ops, or register a lowering with @map_to.")
+    return UnsupportedOpError("\n".join(lines))
+
+
+def _fallback_warning(plan: Plan) -> str:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for island in plan.islands:
+        groups.setdefault((island.op, island.reason), []).append(island.where)
+    lines = [
+        f"max_backend: torch runs {len(plan.islands)} op(s) of this graph, between {len(plan.regions)} MAX region(s):"
+    ]
+    for (op, reason), where in groups.items():
+        place = next((w for w in where if w), "")
+        lines.append(f"  {len(where)} x {op}: {reason}" + (f" (first at {place})" if place else ""))
+    return "\n".join(lines)
+
+
+def supported_python() -> bool:
+    """Whether the interpreter is one this package works with."""
+    return sys.version_info >= (3, 11)
+
+
+__all__ = ["compile_graph", "max_backend"]
+_ = (tensors_of, user_line, value_of)

@@ -1,0 +1,219 @@
+"""From regions to models: look in the store, lower what is missing, compile it in one go, load."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from max.engine import Model
+from max.graph import Module
+
+from torch_max_backend.aten_functions.context import CodeSettings
+from torch_max_backend.compiler.key import key_of, key_parts
+from torch_max_backend.compiler.lowering import build_graph
+from torch_max_backend.compiler.pool import pool_for
+from torch_max_backend.compiler.store import Store, default_folder
+from torch_max_backend.errors import CompileError
+from torch_max_backend.graph.region import Region
+from torch_max_backend.graph.tensors import tensors_of, value_of
+from torch_max_backend.options import Options
+from torch_max_backend.runtime.session import load, target_for
+
+log = logging.getLogger("torch_max_backend")
+
+
+@dataclass
+class CompileStats:
+    """What compiling one FX graph did: regions, how many the store had, seconds in lowering and in MAX's compiler."""
+
+    regions: int = 0
+    hits: int = 0
+    lower_s: float = 0.0
+    compile_s: float = 0.0
+
+
+@dataclass
+class Job:
+    """A region that must be compiled: its key, the parts of the key, and the target."""
+
+    region: Region
+    key: str
+    parts: dict[str, str]
+    devices: set[torch.device]
+    settings: CodeSettings
+
+    @property
+    def graph_name(self) -> str:
+        """The name of its graph inside a module."""
+        return f"region_{self.key[:24]}"
+
+
+@dataclass
+class Batch:
+    """Regions put off by :func:`compile_together`, by key."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+
+_batch: Batch | None = None
+
+
+@contextmanager
+def compile_together(options: Options, graphs_per_module: int = 24) -> Iterator[Batch]:
+    """Put off all compiles inside the block and run them as few large ones at its end.
+
+    Compiled functions called inside the block run in eager. A compile has a fixed cost of about 9 s, so many small
+    graphs in one module cost a fraction of compiling them one by one; tests and warm-up scripts use this.
+    """
+    global _batch
+    _batch = Batch()
+    try:
+        yield _batch
+        jobs = list(_batch.jobs.values())
+    finally:
+        _batch = None
+    store = store_for(options)
+    futures = []
+    for start in range(0, len(jobs), graphs_per_module):
+        part = jobs[start : start + graphs_per_module]
+        futures.append((part, _submit(part, options)))
+    for part, future in futures:
+        try:
+            artifact, _ = future.result()
+            _save(store, artifact, part)
+        except CompileError as error:
+            log.warning("a batch of %d regions did not compile; each is tried alone. %s", len(part), error)
+            _retry(part, store, options)
+
+
+def _retry(jobs: list[Job], store: Store, options: Options) -> None:
+    """Halve a batch that failed until the region at fault is alone."""
+    if len(jobs) == 1:
+        return
+    for half in (jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]):
+        try:
+            artifact, _ = _submit(half, options).result()
+            _save(store, artifact, half)
+        except CompileError:
+            _retry(half, store, options)
+
+
+def is_batching() -> bool:
+    """Whether compiles are being put off."""
+    return _batch is not None
+
+
+_stores: dict[Path, Store] = {}
+
+
+def store_for(options: Options) -> Store:
+    """The store of the options; without a cache, a folder that ends with the process."""
+    if not options.cache:
+        global _scratch
+        _scratch = _scratch or tempfile.TemporaryDirectory(prefix="torch-max-backend-store-")
+        folder = Path(_scratch.name)
+    else:
+        folder = Path(options.cache_dir).expanduser() if options.cache_dir else default_folder()
+    if folder not in _stores:
+        _stores[folder] = Store(folder)
+    return _stores[folder]
+
+
+_scratch: tempfile.TemporaryDirectory[str] | None = None
+
+
+def code_settings() -> CodeSettings:
+    """Torch's settings, as far as they change code."""
+    return CodeSettings(torch.get_float32_matmul_precision())
+
+
+def devices_of(region: Region) -> set[torch.device]:
+    """All devices of a region's values."""
+    values = [p.value for p in region.inputs] + [t for n in region.nodes for t in tensors_of(value_of(n))]
+    return {v.device for v in values}
+
+
+def compile_regions(regions: list[Region], options: Options) -> tuple[list[Model], CompileStats] | None:
+    """Models for ``regions``, in order, from the store or the compiler; ``None`` if they were put off.
+
+    Raises:
+        NodeRefused: A lowering declined a node; nothing was compiled.
+        CompileError: MAX could not compile.
+    """
+    stats = CompileStats(len(regions))
+    store, settings = store_for(options), code_settings()
+    jobs, models = [], {}
+    for region in regions:
+        devices = devices_of(region)
+        parts = key_parts(region, settings, target_for(devices)[1])
+        jobs.append(Job(region, key_of(parts), parts, devices, settings))
+    missing: dict[str, Job] = {}
+    for job in jobs:
+        model = _load(store, job.key)
+        if model is None:
+            missing[job.key] = job
+        else:
+            models[job.key] = model
+            stats.hits += 1
+    if missing:
+        if _batch is not None:
+            _dry_run(list(missing.values()))
+            _batch.jobs.update(missing)
+            return None
+        models.update(_compile(list(missing.values()), store, options, stats))
+    return [models[job.key] for job in jobs], stats
+
+
+def _load(store: Store, key: str) -> Model | None:
+    entry = store.get(key)
+    if entry is None:
+        return None
+    try:
+        return load(entry.blob, entry.sha)[entry.graph]
+    except Exception as error:  # the engine raises several types for files it does not accept
+        log.warning("cache entry %s cannot be loaded (%s): compiling again", entry.blob, error)
+        return None
+
+
+def _dry_run(jobs: list[Job]) -> None:
+    """Lower without compiling, so that a refused node is known before the batch is."""
+    for job in jobs:
+        build_graph(job.region, job.graph_name, Module(), job.settings)
+
+
+def _submit(jobs: list[Job], options: Options):  # type: ignore[no-untyped-def]
+    module, extensions = Module(), {}
+    for job in jobs:
+        graph = build_graph(job.region, job.graph_name, module, job.settings)
+        extensions.update(dict.fromkeys(graph.kernel_libraries_paths))
+    target = target_for(set().union(*(job.devices for job in jobs)))[0]
+    return pool_for(target, options.compile_workers).submit(module, list(extensions))
+
+
+def _save(store: Store, artifact: bytes, jobs: list[Job]) -> None:
+    store.put(artifact, {j.key: j.graph_name for j in jobs}, {j.key: j.parts for j in jobs})
+
+
+def _compile(jobs: list[Job], store: Store, options: Options, stats: CompileStats) -> dict[str, Model]:
+    start = time.perf_counter()
+    future = _submit(jobs, options)
+    stats.lower_s += time.perf_counter() - start
+    log.info("compiling %d region(s), %d nodes", len(jobs), sum(j.region.compute_nodes for j in jobs))
+    artifact, seconds = future.result()
+    stats.compile_s += seconds
+    log.info("compiled in %.1f s", seconds)
+    _save(store, artifact, jobs)
+    models = {job.key: _load(store, job.key) for job in jobs}
+    if any(m is None for m in models.values()):  # the store could not be written: load from memory's copy
+        with tempfile.NamedTemporaryFile(suffix=".mef") as file:
+            file.write(artifact)
+            file.flush()
+            loaded = load(Path(file.name), f"unsaved-{jobs[0].key}")
+        models = {job.key: loaded[job.graph_name] for job in jobs}
+    return models  # type: ignore[return-value]

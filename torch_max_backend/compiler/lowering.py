@@ -1,0 +1,181 @@
+"""From a region to a MAX graph: walk the nodes, call their lowerings, hold every result against torch's promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from max.dtype import DType
+from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, Module, StaticDim, TensorType, TensorValue, ops
+from torch import fx
+
+from torch_max_backend.aten_functions.common import permute
+from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
+from torch_max_backend.aten_functions.dtypes import max_dtype
+from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.errors import LoweringError, Unsupported
+from torch_max_backend.graph.region import Region, is_getitem, map_nodes
+from torch_max_backend.graph.tensors import expr_of, sizes_of, user_line, value_of
+
+
+class NodeRefused(Exception):
+    """A lowering declined or failed; the partitioner makes the node an island.
+
+    ``reason`` says which limit was hit; ``is_mismatch`` tells a broken promise (a defect) from a declared limit.
+    """
+
+    def __init__(self, node: fx.Node, reason: str, is_mismatch: bool = False) -> None:
+        super().__init__(reason)
+        self.node, self.reason, self.is_mismatch = node, reason, is_mismatch
+
+
+def device_ref(device: torch.device) -> DeviceRef:
+    """The MAX device of a torch device."""
+    return DeviceRef.CPU() if device.type == "cpu" else DeviceRef.GPU(device.index or 0)
+
+
+def build_graph(region: Region, name: str, module: Module, settings: CodeSettings) -> Graph:
+    """Lower ``region`` into a new graph of ``module``.
+
+    Raises:
+        NodeRefused: A node cannot be lowered, or its lowering broke torch's promise.
+    """
+    return _Builder(region, settings).build(name, module)
+
+
+class _Builder:
+    def __init__(self, region: Region, settings: CodeSettings) -> None:
+        self.region, self.settings = region, settings
+        self.env: dict[fx.Node, Any] = {}
+        self.scalars: dict[Any, TensorValue] = {}
+        self.buffers: dict[fx.Node, BufferValue] = {}
+
+    def build(self, name: str, module: Module) -> Graph:
+        region = self.region
+        with Graph(name, input_types=self._input_types(), module=module) as graph:
+            values = list(graph.inputs)
+            for port in region.inputs:
+                self._bind(port.node, port.order, values.pop(0))
+            del values[: len(region.carriers)]
+            for expr, value in zip(region.scalars, values, strict=True):
+                self.scalars[expr] = value.tensor
+            for node in region.nodes:
+                self.env[node] = self._lower(node)
+            outputs = []
+            for port in region.outputs:
+                outputs.append(permute(self.env[port.node], port.order))
+            for target, source in region.stores:
+                order = next(p.order for p in region.inputs if p.node is target)
+                ops.buffer_store(self.buffers[target], permute(self.env[source], order))
+            graph.output(*outputs)
+        return graph
+
+    def _input_types(self) -> list[TensorType | BufferType]:
+        types: list[TensorType | BufferType] = []
+        for port in self.region.inputs:
+            sizes = sizes_of(port.value)
+            dims = [self.region.dims.names.get(sizes[d], sizes[d]) for d in port.order]
+            dims = [d if isinstance(d, str) else int(d) for d in dims]
+            kind = BufferType if port.mutable else TensorType
+            types.append(kind(max_dtype(port.value.dtype), dims, device_ref(port.value.device)))
+        cpu = DeviceRef.CPU()
+        types += [TensorType(DType.uint8, [self.region.dims.names[e], 0], cpu) for e in self.region.carriers]
+        types += [TensorType(DType.float64, [], cpu) for _ in self.region.scalars]
+        return types
+
+    def _bind(self, node: fx.Node, order: tuple[int, ...], value: Any) -> None:
+        if isinstance(value, BufferValue):
+            self.buffers[node] = value
+            value = ops.buffer_load(value)
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        tensor = permute(value.tensor, inverse)
+        dims = [self.region.dims.dim(e) for e in sizes_of(value_of(node))]  # type: ignore[arg-type]
+        self.env[node] = tensor if list(tensor.shape) == dims else ops.rebind(tensor, dims)
+
+    # -- one node ----------------------------------------------------------------------------------------------
+    def _lower(self, node: fx.Node) -> Any:
+        if is_getitem(node):
+            return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+        lowering = aten_functions.get(node.target)
+        assert lowering is not None, f"{node.target} entered a region without a lowering"
+        promises = self._promises(node)
+        context = NodeContext(str(node.target), promises, self.region.used_outputs[node], self.settings)
+        args = map_nodes(node.args, self._argument)
+        kwargs = {k: map_nodes(v, self._argument) for k, v in node.kwargs.items()}
+        with lowering_node(context):
+            try:
+                result = lowering.function(*args, **kwargs)
+            except Unsupported as limit:
+                raise NodeRefused(node, str(limit)) from limit
+            except Exception as error:
+                text = f"its lowering failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+                raise NodeRefused(node, text, is_mismatch=True) from error
+        several = isinstance(value_of(node), list | tuple)
+        results = list(result) if several else [result]
+        kept = [
+            self._check(node, i, r, p) if i in context.used else None
+            for i, (r, p) in enumerate(zip(results, promises, strict=False))
+        ]
+        return kept if several else kept[0]
+
+    def _argument(self, node: fx.Node) -> Any:
+        value = value_of(node)
+        if isinstance(value, torch.SymInt):
+            dim = self.region.dims.dim(expr_of(value))
+            return int(dim) if isinstance(dim, StaticDim) else dim
+        if isinstance(value, torch.SymFloat):
+            return self.scalars[expr_of(value)]
+        return self.env[node]
+
+    def _promises(self, node: fx.Node) -> tuple[Promise | None, ...]:
+        value = value_of(node)
+        several = value if isinstance(value, list | tuple) else [value]
+        return tuple(self._promise(v) if isinstance(v, torch.Tensor) else None for v in several)
+
+    def _promise(self, value: torch.Tensor) -> Promise:
+        shape = tuple(self.region.dims.dim(e) for e in sizes_of(value))
+        return Promise(max_dtype(value.dtype), shape, device_ref(value.device))
+
+    def _check(self, node: fx.Node, index: int, value: Any, promised: Promise | None) -> TensorValue | None:
+        """The value, with its dims spelled as promised; an error where it cannot be what torch promises."""
+        if promised is None:
+            return None
+        problem = broken_promise(value, promised)
+        if problem:
+            raise NodeRefused(node, f"output {index} {problem}", is_mismatch=True)
+        tensor: TensorValue = value
+        if list(tensor.shape) == list(promised.shape):
+            return tensor
+        return ops.rebind(tensor, list(promised.shape))
+
+
+def broken_promise(value: Any, promised: Promise) -> str:
+    """What is wrong with a lowered value, or an empty string."""
+    if not isinstance(value, TensorValue):
+        return f"is {type(value).__name__}, not a tensor"
+    if value.dtype != promised.dtype:
+        return f"has dtype {value.dtype}, torch promises {promised.dtype}"
+    if value.device != promised.device:
+        return f"is on {value.device}, torch promises {promised.device}"
+    if value.rank != len(promised.shape):
+        return f"has shape {list(value.shape)}, torch promises {list(promised.shape)}"
+    for have, want in zip(value.shape, promised.shape, strict=True):
+        if isinstance(have, StaticDim) and isinstance(want, StaticDim) and have != want:
+            return f"has shape {list(value.shape)}, torch promises {list(promised.shape)}"
+    return ""
+
+
+def mismatch_error(refused: NodeRefused) -> LoweringError:
+    """The error for a broken promise."""
+    where = user_line(refused.node)
+    return LoweringError(
+        f"{refused.node.target}: {refused.reason}."
+        + (f"\n  at {where}" if where else "")
+        + "\n  This is a defect of the lowering. Run the op in torch with options={'torch_executed_ops': "
+        + f"['{str(refused.node.target)}']}} until it is mended."
+    )
+
+
+def dims_of(value: TensorValue) -> list[Dim]:
+    """The dims of a value as a list."""
+    return list(value.shape)

@@ -1,0 +1,21 @@
+"""Logging: one logger, ``torch_max_backend``; ``verbose`` sends its information to standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from torch_max_backend.options import Options
+
+_handler: logging.Handler | None = None
+
+
+def configure(options: Options) -> None:
+    """Apply ``verbose`` and ``beartype``."""
+    global _handler
+    logger = logging.getLogger("torch_max_backend")
+    if options.verbose and _handler is None:
+        _handler = logging.StreamHandler(sys.stderr)
+        _handler.setFormatter(logging.Formatter("[max_backend] %(message)s"))
+        logger.addHandler(_handler)
+        logger.setLevel(logging.INFO)

@@ -1,0 +1,41 @@
+"""The exceptions of this package: one tree, so that ``except MaxBackendError`` catches all of it.
+
+Every message says what happened, where in the user's program, why, and what the user can do.
+"""
+
+from __future__ import annotations
+
+
+class MaxBackendError(Exception):
+    """Base class of every error that this package raises on its own account."""
+
+
+class OptionError(MaxBackendError, ValueError):
+    """An option, mode or environment variable has an unknown name or a value out of its range."""
+
+
+class EnvironmentUnsupportedError(MaxBackendError, RuntimeError):
+    """The interpreter, torch, MAX or the requested device is not one this package works with."""
+
+
+class RegistrationError(MaxBackendError, TypeError):
+    """``@map_to`` was given something that is not an ATen op, or an op that has a lowering already."""
+
+
+class Unsupported(MaxBackendError, NotImplementedError):
+    """A lowering or a capability check declines one node; the message is the limit and the value received.
+
+    Raised inside a lowering, it makes the node an island (or, in strict mode, an :class:`UnsupportedOpError`).
+    """
+
+
+class UnsupportedOpError(MaxBackendError, NotImplementedError):
+    """Strict mode (``fallback="error"``): a node cannot run on MAX. Names the op, the limit and the user's line."""
+
+
+class LoweringError(MaxBackendError, RuntimeError):
+    """A lowered value disagrees with the shape or dtype that torch promises for the node."""
+
+
+class CompileError(MaxBackendError, RuntimeError):
+    """MAX could not compile a region. Carries the compiler's diagnostics."""

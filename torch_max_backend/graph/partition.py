@@ -1,0 +1,305 @@
+"""Partition: which nodes form MAX regions, and what torch runs between them.
+
+Every node gets a *level*: the number of times a path to it changes from MAX to torch and back. All MAX nodes of one
+level form one region, and the torch nodes of that level run after it. That is the smallest number of regions that
+keeps every torch node outside. Nodes that cost nothing to repeat (constants, views of inputs) have no level: they are
+copied into every region that reads them.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from torch_max_backend.graph.classify import Runner, Verdict, classify
+from torch_max_backend.graph.region import Port, Region, is_getitem
+from torch_max_backend.graph.tensors import order_of, storage_key, tensors_of, user_line, value_of
+
+VIEWS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in "view _unsafe_view permute transpose t expand unsqueeze squeeze slice select alias detach".split()
+)
+
+
+@dataclass(frozen=True)
+class Island:
+    """A node that torch runs because MAX cannot: op, reason, and the user's line."""
+
+    op: str
+    reason: str
+    where: str
+
+
+@dataclass
+class Plan:
+    """An FX graph cut into steps: regions and torch nodes, in the order in which they run.
+
+    ``copies`` are writes into inputs that torch does at the end, because no region can. ``alias`` gives, for an
+    output that is a view, the node whose memory it views.
+    """
+
+    steps: list[Region | fx.Node]
+    copies: list[fx.Node] = field(default_factory=list)
+    islands: list[Island] = field(default_factory=list)
+    alias: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    @property
+    def regions(self) -> list[Region]:
+        """The regions, in order."""
+        return [s for s in self.steps if isinstance(s, Region)]
+
+
+def partition(
+    graph: fx.Graph,
+    refused: Mapping[fx.Node, str] | None = None,
+    torch_executed: Collection[str] = (),
+    min_block_size: int = 1,
+) -> Plan:
+    """Cut ``graph`` into regions and torch nodes.
+
+    Args:
+        refused: Nodes that lowerings declined, with the reason.
+        torch_executed: Names of ops that torch shall run.
+        min_block_size: Where there are islands, regions with fewer nodes than this join them.
+    """
+    verdicts = {n: classify(n, refused or {}, torch_executed) for n in graph.nodes if n.op == "call_function"}
+    has_islands = any(v.runner is Runner.ISLAND for v in verdicts.values())
+    while True:
+        cut = _Cut(graph, verdicts)
+        small = cut.small_regions(min_block_size) if has_islands else []
+        if not small:
+            return cut.plan()
+        for node in small:
+            verdicts[node] = Verdict(Runner.TORCH)
+
+
+class _Cut:
+    """Levels, regions and steps for given verdicts."""
+
+    def __init__(self, graph: fx.Graph, verdicts: Mapping[fx.Node, Verdict]) -> None:
+        self.graph, self.verdicts = graph, verdicts
+        self.order = {n: i for i, n in enumerate(graph.nodes)}
+        self.outputs = [n for n in graph.output_node().all_input_nodes]
+        self.alias = _output_aliases(graph, self.outputs)
+        self.floating = self._floating()
+        self.level = self._levels()
+
+    def runner(self, node: fx.Node) -> Runner | None:
+        """The runner of a node; ``None`` for placeholders and attributes."""
+        verdict = self.verdicts.get(node)
+        return verdict.runner if verdict else None
+
+    def _floating(self) -> set[fx.Node]:
+        """MAX nodes that may be repeated: constants, and views of inputs and of other floating nodes."""
+        found: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            if self.runner(node) is not Runner.MAX:
+                continue
+            tensors = [n for n in node.all_input_nodes if tensors_of(value_of(n))]
+            free = all(n in found or n.op in ("placeholder", "get_attr") for n in tensors)
+            if free and (not tensors or getattr(node.target, "overloadpacket", None) in VIEWS):
+                found.add(node)
+        return found
+
+    def _levels(self) -> dict[fx.Node, int]:
+        level: dict[fx.Node, int] = collections.defaultdict(int)
+        last_random = 0
+        for node in self.graph.nodes:
+            runner = self.runner(node)
+            if runner is None or node in self.floating or runner is Runner.STORE:
+                continue
+            after = 1 if runner in (Runner.MAX, Runner.HOST) else 0
+            for source in node.all_input_nodes:
+                torch_runs = self.runner(source) in (Runner.TORCH, Runner.ISLAND)
+                level[node] = max(level[node], level[source] + (after if torch_runs else 0))
+            if runner in (Runner.TORCH, Runner.ISLAND) and _is_impure(node):
+                level[node] = last_random = max(level[node], last_random)
+        for node in self.outputs:  # a constant that is an output must be made somewhere
+            if node in self.floating and node not in self.alias:
+                level[node] = 0
+        return level
+
+    # -- regions -----------------------------------------------------------------------------------------------
+    def _region_nodes(self) -> dict[int, list[fx.Node]]:
+        members: dict[int, list[fx.Node]] = collections.defaultdict(list)
+        for node in self.graph.nodes:
+            wanted = node in self.outputs and node not in self.alias
+            if self.runner(node) is Runner.MAX and (node not in self.floating or wanted):
+                members[self.level[node]].append(node)
+        return members
+
+    def small_regions(self, least: int) -> list[fx.Node]:
+        """Nodes of the regions that are too small to be worth leaving torch for."""
+        small = []
+        for nodes in self._region_nodes().values():
+            if sum(not is_getitem(n) for n in nodes) < least:
+                small += nodes
+        return small
+
+    def plan(self) -> Plan:
+        """The steps in running order."""
+        members = self._region_nodes()
+        stores, copies = self._place_stores(members)
+        torch_nodes: dict[int, list[fx.Node]] = collections.defaultdict(list)
+        for node in self.graph.nodes:
+            if self.runner(node) in (Runner.TORCH, Runner.ISLAND):
+                torch_nodes[self.level[node]].append(node)
+        wanted = self._read_outside(members, stores, copies)
+        steps: list[Region | fx.Node] = []
+        done: set[fx.Node] = set()
+        for level in sorted({*members, *torch_nodes}):
+            region = self._region(members[level], wanted, stores.get(level, []))
+            if region.outputs or region.stores:
+                steps.append(region)
+            for node in torch_nodes[level]:
+                for needed in self._floating_needed([node]):
+                    if needed not in done:
+                        done.add(needed)
+                        steps.append(needed)
+                steps.append(node)
+        for copy in copies:
+            steps += [n for n in self._floating_needed([copy]) if n not in done]
+        return Plan(steps, copies, self._islands(), self.alias)
+
+    def _floating_needed(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        """Floating nodes that ``nodes`` read, directly or through each other, in graph order."""
+        found: set[fx.Node] = set()
+        stack = list(nodes)
+        while stack:
+            for source in stack.pop().all_input_nodes:
+                if source in self.floating and source not in found:
+                    found.add(source)
+                    stack.append(source)
+        return sorted(found, key=self.order.__getitem__)
+
+    def _read_outside(self, members, stores, copies) -> set[fx.Node]:  # type: ignore[no-untyped-def]
+        """MAX nodes whose values must leave their region."""
+        home = {n: level for level, nodes in members.items() for n in nodes}
+        wanted = {self.alias.get(n, n) for n in self.outputs}
+        for node in self.graph.nodes:
+            runner = self.runner(node)
+            for source in node.all_input_nodes:
+                if source not in home or is_getitem(node):
+                    continue
+                if runner in (Runner.TORCH, Runner.ISLAND) or (
+                    runner is Runner.MAX and self.level[node] != home[source]
+                ):
+                    wanted.add(source)
+        wanted |= {c.args[1] for c in copies}  # type: ignore[misc]
+        return wanted
+
+    def _region(self, nodes: list[fx.Node], wanted: set[fx.Node], stores: list[fx.Node]) -> Region:
+        pairs = [(s.args[0], s.args[1]) for s in stores]
+        targets = [t for t, _ in pairs]
+        nodes = sorted({*nodes, *self._floating_needed([*nodes, *stores])}, key=self.order.__getitem__)
+        inside = set(nodes)
+        reads = {n for node in [*nodes, *stores] for n in node.all_input_nodes if n not in inside}
+        tensors = sorted((n for n in reads if tensors_of(value_of(n))), key=self.order.__getitem__)
+        inputs = [Port(n, order_of(value_of(n)) or _identity(n), n in targets) for n in tensors]  # type: ignore[arg-type]
+        leaving = [n for n in nodes if n in wanted and isinstance(value_of(n), torch.Tensor)]
+        outputs = [Port(n, order_of(value_of(n)) or _identity(n)) for n in leaving]  # type: ignore[arg-type]
+        return Region(nodes, inputs, outputs, pairs)  # type: ignore[arg-type]
+
+    # -- writes into inputs ------------------------------------------------------------------------------------
+    def _place_stores(self, members: Mapping[int, list[fx.Node]]) -> tuple[dict[int, list[fx.Node]], list[fx.Node]]:
+        """Writes that a region does in place (by level), and those that torch does at the end.
+
+        A region may write an input if the region makes the value, the input is dense, and nobody reads the old value
+        of the input afterwards.
+        """
+        home = {n: level for level, nodes in members.items() for n in nodes}
+        stores: dict[int, list[fx.Node]] = collections.defaultdict(list)
+        copies = []
+        for node in self.graph.nodes:
+            if self.runner(node) is not Runner.STORE:
+                continue
+            target, source = node.args[0], node.args[1]
+            level = home.get(source)
+            dense = order_of(value_of(target)) is not None  # type: ignore[arg-type]
+            same = _same_kind(value_of(target), value_of(source))
+            if level is not None and dense and same and self._last_read(target) <= (level, 0):
+                stores[level].append(node)
+            else:
+                copies.append(node)
+        return stores, copies
+
+    def _last_read(self, target: fx.Node) -> tuple[int, int]:
+        """The last step that reads an input, directly or through floating views: (level, 1 if torch reads it)."""
+        last = (-1, 0)
+        for user in target.users:
+            if self.runner(user) is Runner.STORE:
+                continue
+            if user in self.floating:
+                last = max(last, self._last_read(user))
+            elif user.op == "output":
+                continue  # an output that is the input itself shows the new value, as in eager
+            else:
+                last = max(last, (self.level[user], 0 if self.runner(user) is Runner.MAX else 1))
+        return last
+
+    def _islands(self) -> list[Island]:
+        return [
+            Island(str(n.target), v.reason, user_line(n))
+            for n, v in self.verdicts.items()
+            if v.runner is Runner.ISLAND and not is_getitem(n)
+        ]
+
+
+def _identity(node: fx.Node) -> tuple[int, ...]:
+    return tuple(range(value_of(node).dim()))  # type: ignore[attr-defined]
+
+
+def _is_impure(node: fx.Node) -> bool:
+    """Whether the order of the node among others of its kind matters: random numbers, writes, unknown effects."""
+    schema = getattr(node.target, "_schema", None)
+    tags = getattr(node.target, "tags", ())
+    return schema is None or schema.is_mutable or torch.Tag.nondeterministic_seeded in tags
+
+
+def _same_kind(a: object, b: object) -> bool:
+    return (
+        isinstance(a, torch.Tensor)
+        and isinstance(b, torch.Tensor)
+        and a.dtype == b.dtype
+        and a.device == b.device
+        and a.dim() == b.dim()
+        and all(str(x) == str(y) for x, y in zip(a.shape, b.shape, strict=True))
+    )
+
+
+def _output_aliases(graph: fx.Graph, outputs: list[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """For each output that views another node's memory, that node: the first one in the graph with the storage.
+
+    Torch's views share memory with their base, and have its strides; so the base is what a region returns, and the
+    view is taken from it. The base itself is in the result if an output views it only in part or not at all.
+    """
+    first: dict[int, fx.Node] = {}
+    for node in graph.nodes:
+        value = value_of(node)
+        if isinstance(value, torch.Tensor):
+            key = storage_key(value)
+            if key is not None:
+                first.setdefault(key, node)
+    alias = {}
+    for node in outputs:
+        value = value_of(node)
+        if not isinstance(value, torch.Tensor) or node.op == "placeholder":
+            continue
+        base = first.get(storage_key(value))  # type: ignore[arg-type]
+        if base is None or base is node or base.op == "get_attr":
+            continue
+        if base.op == "placeholder" or _is_whole(value_of(base)):
+            alias[node] = base
+    return alias
+
+
+def _is_whole(base: object) -> bool:
+    """Whether the base's elements are its whole storage, so that any view of the storage is a view of the base."""
+    if not isinstance(base, torch.Tensor) or order_of(base) is None:
+        return False
+    offset = base.storage_offset()
+    return isinstance(offset, int) and offset == 0

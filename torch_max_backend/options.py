@@ -1,0 +1,129 @@
+"""Every option of the backend: name, type, default, meaning. This table is the only place that lists them.
+
+The README table, the command line's help and the error texts are made from it. Each option can be given as
+``torch.compile(..., options={"name": value})`` or, as a default, through ``TORCH_MAX_BACKEND_<NAME>``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
+
+from torch_max_backend.errors import OptionError
+
+PREFIX = "TORCH_MAX_BACKEND_"
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+
+
+def _option(default: Any, meaning: str, *, least: int | None = None) -> Any:
+    return field(default=default, metadata={"meaning": meaning, "least": least})
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one ``torch.compile`` call. See each field's metadata for its meaning."""
+
+    fallback: Literal["eager", "error"] = _option(
+        "eager", "What happens to ops that MAX cannot run: torch runs them between MAX regions, or an error is raised."
+    )
+    min_block_size: int = _option(
+        3, "Where there are islands, regions with fewer ops than this run in torch too.", least=1
+    )
+    torch_executed_ops: tuple[str, ...] = _option(
+        (), "Ops that torch shall run, by name: 'aten.add' or 'aten.add.Tensor'; comma-separated in the environment."
+    )
+    cache: bool = _option(True, "Keep compiled regions on disk and reuse them.")
+    cache_dir: str = _option("", "Folder of the compiled regions; empty means the user's cache folder.")
+    compile_workers: int = _option(0, "Processes that compile at the same time; 0 means one per two cores.", least=0)
+    profile: bool = _option(False, "Record profiler ranges around regions and islands.")
+    verbose: bool = _option(False, "Log graphs, regions, islands, cache hits and compile times to stderr.")
+    beartype: bool = _option(False, "Check the types of every call inside this package (slow; for debugging).")
+
+
+TYPES = get_type_hints(Options)
+FIELDS = {f.name: f for f in dataclasses.fields(Options)}
+
+
+def resolve(options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
+    """Options of a call: its own values over environment variables over defaults.
+
+    Raises:
+        OptionError: An unknown key (the message has the nearest name), a value of the wrong type, an unknown mode.
+    """
+    if mode is not None and mode not in MODES:
+        raise OptionError(f"unknown mode {mode!r}: use one of {', '.join(MODES)}{_nearest(mode, MODES)}")
+    given = dict(options or {})
+    for key in given:
+        if key not in FIELDS:
+            raise OptionError(
+                f"unknown option {key!r} for backend 'max_backend'{_nearest(key, FIELDS)}; "
+                f"the options are {', '.join(FIELDS)}"
+            )
+    values = {}
+    for name in FIELDS:
+        variable = PREFIX + name.upper()
+        if name in given:
+            values[name] = _checked(name, given[name], f"option {name!r}")
+        elif variable in os.environ:
+            values[name] = _checked(name, _from_text(name, os.environ[variable], variable), f"variable {variable}")
+    return Options(**values)
+
+
+def _from_text(name: str, text: str, variable: str) -> Any:
+    kind = TYPES[name]
+    if kind is bool:
+        word = text.strip().lower()
+        if word not in _TRUE | _FALSE:
+            raise OptionError(f"variable {variable}={text!r}: expected 1, true, yes, on or 0, false, no, off")
+        return word in _TRUE
+    if kind is int:
+        try:
+            return int(text)
+        except ValueError:
+            raise OptionError(f"variable {variable}={text!r}: expected an integer") from None
+    if kind == tuple[str, ...]:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text
+
+
+def _checked(name: str, value: Any, source: str) -> Any:
+    kind, least = TYPES[name], FIELDS[name].metadata["least"]
+    choices = get_args(kind) if kind not in (bool, int, str) and kind != tuple[str, ...] else ()
+    if choices:
+        if value not in choices:
+            raise OptionError(f"{source} is {value!r}: use one of {', '.join(choices)}{_nearest(str(value), choices)}")
+        return value
+    if kind == tuple[str, ...]:
+        if isinstance(value, str) or not all(isinstance(v, str) or hasattr(v, "__name__") or str(v) for v in value):
+            raise OptionError(f"{source} is {value!r}: expected a list of op names")
+        return tuple(str(v) for v in value)
+    if kind is str:
+        value = os.fspath(value) if hasattr(value, "__fspath__") else value
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise OptionError(f"{source} is {value!r}: expected {kind.__name__}")
+    if least is not None and value < least:
+        raise OptionError(f"{source} is {value}: must be at least {least}")
+    return value
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def type_name(name: str) -> str:
+    """The type of an option as the documentation writes it."""
+    kind = TYPES[name]
+    if kind == tuple[str, ...]:
+        return "list of names"
+    return " or ".join(f'"{c}"' for c in get_args(kind)) or kind.__name__
+
+
+def table() -> list[tuple[str, str, str, str, str]]:
+    """Rows (option, environment variable, type, default, meaning) for README and command line."""
+    return [(n, PREFIX + n.upper(), type_name(n), repr(f.default), f.metadata["meaning"]) for n, f in FIELDS.items()]

@@ -1,0 +1,147 @@
+"""Calling one compiled region: bind inputs, execute, hand out results. This is the hot path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from max.driver import Buffer
+from max.engine import Model
+
+from torch_max_backend.graph.region import Region
+from torch_max_backend.graph.tensors import tensors_of, value_of
+from torch_max_backend.runtime.exchange import StreamOrder, number, size_carrier, to_buffer, to_tensor
+
+MOVEMENT = frozenset(
+    "view _unsafe_view permute transpose t expand unsqueeze squeeze slice select alias detach clone _to_copy copy "
+    "reshape contiguous lift_fresh_copy cat split split_with_sizes unbind repeat getitem".split()
+)
+"""Ops that MAX may turn into a view of their input, where torch promises fresh memory."""
+
+
+@dataclass(frozen=True)
+class _Bound:
+    pointers: list[int]
+    buffers: list[Buffer | None]
+
+
+class RegionCall:
+    """A compiled region as a function of torch tensors.
+
+    Inputs come in two groups: *static* ones (parameters, buffers, constants), whose MAX buffers are made once and
+    again only when a tensor's memory moves; and *dynamic* ones, wrapped at each call. Their shapes, dtypes and strides
+    are what Dynamo guards.
+    """
+
+    def __init__(self, region: Region, model: Model, static: frozenset[int]) -> None:
+        self.model = model
+        self._execute = model._execute_device_tensors
+        ports = region.inputs
+        self.static = [k for k in range(len(ports)) if k in static]
+        self.dynamic = [k for k in range(len(ports)) if k not in static]
+        self._orders = [p.order if p.is_permuted else None for p in ports]
+        self._mutable = frozenset(k for k, p in enumerate(ports) if p.mutable)
+        self._count = len(ports)
+        self._total = len(ports) + len(region.carriers) + len(region.scalars)
+        self._bound: _Bound | None = None
+        self._may_alias = [k for k, p in enumerate(region.outputs) if _is_movement(p.node, region)]
+        self._checked = False
+        gpus = {v.device.index for n in region.nodes for v in tensors_of(value_of(n)) if v.device.type == "cuda"}
+        self._streams = [StreamOrder(i or 0) for i in sorted(gpus)]
+
+    def __call__(
+        self,
+        static: Sequence[torch.Tensor],
+        dynamic: Sequence[torch.Tensor],
+        sizes: Sequence[int] = (),
+        scalars: Sequence[float] = (),
+    ) -> list[torch.Tensor]:
+        """Run the region.
+
+        Args:
+            static: Tensors for the positions in ``self.static``.
+            dynamic: Tensors for the positions in ``self.dynamic``.
+            sizes: Values of the carriers.
+            scalars: Values of the SymFloat inputs.
+
+        Returns:
+            One tensor per output port, contiguous in the port's memory order.
+        """
+        pointers = [t.data_ptr() for t in static]
+        bound = self._bound
+        if bound is None or bound.pointers != pointers:
+            bound = self._bind(static, pointers)
+        buffers = bound.buffers.copy()
+        kept: list[torch.Tensor] = []
+        written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for k, tensor in zip(self.dynamic, dynamic, strict=True):
+            order = self._orders[k]
+            physical = tensor if order is None else tensor.permute(order)
+            if not physical.is_contiguous():
+                dense = physical.contiguous()
+                if k in self._mutable:
+                    written.append((physical, dense))
+                physical = dense
+            kept.append(physical)
+            buffers[k] = to_buffer(physical)
+        if sizes or scalars:
+            buffers[self._count :] = [*map(size_carrier, sizes), *map(number, scalars)]
+        for order_streams in self._streams:
+            order_streams.before()
+        results = [to_tensor(b) for b in self._execute(buffers)]
+        for order_streams in self._streams:
+            order_streams.after()
+        for original, dense in written:
+            original.copy_(dense)
+        if self._may_alias or not self._checked:
+            self._separate(results, [*static, *kept])
+        return results
+
+    def _bind(self, static: Sequence[torch.Tensor], pointers: list[int]) -> _Bound:
+        buffers: list[Buffer | None] = [None] * self._total
+        for k, tensor in zip(self.static, static, strict=True):
+            order = self._orders[k]
+            buffers[k] = to_buffer(tensor if order is None else tensor.permute(order))
+        self._bound = bound = _Bound(pointers, buffers)
+        return bound
+
+    def _separate(self, results: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """Copy results that lie in an input's memory, or in another result's: torch promises fresh memory for them.
+
+        Every output is looked at in the first call, and those that MAX might alias in each.
+        """
+        chosen = self._may_alias if self._checked else range(len(results))
+        spans = [_span(t) for t in inputs] + [_span(r) for r in results]
+        first = len(inputs)
+        for k in chosen:
+            low, high = spans[first + k]
+            others = (s for i, s in enumerate(spans) if i != first + k)
+            if low < high and any(low < b and a < high for a, b in others):
+                results[k] = results[k].clone()
+                spans[first + k] = (0, 0)
+        self._checked = True
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and one-past-last byte of a dense tensor."""
+    start = tensor.data_ptr()
+    return start, start + tensor.numel() * tensor.element_size()
+
+
+def _is_movement(node: torch.fx.Node, region: Region) -> bool:
+    """Whether the value comes from an input by movement of data alone."""
+    inputs = {p.node for p in region.inputs}
+    seen = set()
+    stack = [node]
+    while stack:
+        at = stack.pop()
+        if at in inputs:
+            return True
+        if at in seen:
+            continue
+        seen.add(at)
+        packet = getattr(at.target, "overloadpacket", at.target)
+        if getattr(packet, "__name__", "") in MOVEMENT:
+            stack += at.all_input_nodes
+    return False

@@ -1,0 +1,80 @@
+"""The process-wide MAX session and what devices it has."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+
+import torch
+from max import driver, engine
+from max.engine import InferenceSession, Model
+
+from torch_max_backend.compiler.key import cpu_target
+from torch_max_backend.compiler.pool import Target
+from torch_max_backend.errors import EnvironmentUnsupportedError
+
+_lock = threading.Lock()
+_session: InferenceSession | None = None
+
+
+@functools.cache
+def get_accelerators() -> tuple[driver.Device, ...]:
+    """The GPUs that MAX can use on this machine, in MAX's order; empty on a CPU-only machine."""
+    return tuple(driver.Accelerator(i) for i in range(driver.accelerator_count()))
+
+
+def session() -> InferenceSession:
+    """The session for the CPU and every GPU, made on first use."""
+    global _session
+    with _lock:
+        if _session is None:
+            _session = InferenceSession(devices=[*get_accelerators(), driver.CPU()])
+        return _session
+
+
+_loaded: dict[str, dict[str, Model]] = {}
+
+
+def load(blob: Path, sha: str) -> dict[str, Model]:
+    """The models in an artifact by graph name; an artifact is loaded once a process.
+
+    Raises:
+        Exception: The engine refuses the file (a foreign or damaged one).
+    """
+    with _lock:
+        known = _loaded.get(sha)
+    if known is None:
+        known = session().init_all(engine.read(blob))
+        with _lock:
+            _loaded[sha] = known
+    return known
+
+
+def check_device(device: torch.device) -> None:
+    """Refuse a device this backend cannot drive.
+
+    Raises:
+        EnvironmentUnsupportedError: The device type is neither cpu nor cuda, or MAX sees no such GPU.
+    """
+    if device.type == "cpu":
+        return
+    if device.type != "cuda":
+        raise EnvironmentUnsupportedError(
+            f"device {str(device)!r} is not supported by max_backend: use 'cpu' or 'cuda' tensors"
+        )
+    index = device.index or 0
+    if index >= len(get_accelerators()):
+        raise EnvironmentUnsupportedError(
+            f"a tensor is on {str(device)!r}, but MAX sees {len(get_accelerators())} GPU(s): check the driver, "
+            "or move the model to 'cpu'"
+        )
+
+
+def target_for(devices: set[torch.device]) -> tuple[Target, str]:
+    """What to compile for, and its name in the cache key (architectures, not indices)."""
+    if all(d.type == "cpu" for d in devices):
+        return Target(), cpu_target()
+    device = get_accelerators()[0]
+    arch = device.architecture_name
+    return Target(device.api, arch, len(get_accelerators())), f"{cpu_target()}+{device.api}:{arch}"
