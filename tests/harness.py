@@ -58,6 +58,7 @@ def check(case: Case) -> None:
             wanted = case.function(*wanted_inputs)
             given = function(*given_inputs)
         compare((given, given_inputs), (wanted, wanted_inputs), case)
+        assert aliasing((given, given_inputs)) == aliasing((wanted, wanted_inputs)), "other tensors share memory"
     if case.second is not None:
         frames = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         assert frames <= 1, f"{frames} graphs for two sizes: the second size compiled again"
@@ -81,3 +82,12 @@ def compare(given: Any, wanted: Any, case: Case) -> None:
         )
         if case.exact and b.dtype.is_floating_point:
             assert torch.equal(torch.signbit(a) & ~a.isnan(), torch.signbit(b) & ~b.isnan()), f"leaf {i}: sign of zero"
+
+
+def aliasing(values: Any) -> list[list[int]]:
+    """Which leaves share a storage: groups of indices."""
+    groups: dict[int, list[int]] = {}
+    for i, leaf in enumerate(pytree.tree_leaves(values)):
+        if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().nbytes():
+            groups.setdefault(leaf.untyped_storage().data_ptr(), []).append(i)
+    return sorted(groups.values())

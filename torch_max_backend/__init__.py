@@ -5,6 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from torch_max_backend.options import flag
+
+if flag("BEARTYPE"):
+    from beartype.claw import beartype_this_package
+
+    beartype_this_package()
+
 if TYPE_CHECKING:
     from torch_max_backend.aten_functions.registry import map_to
     from torch_max_backend.backend import max_backend

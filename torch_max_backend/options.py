@@ -42,8 +42,12 @@ class Options:
     compile_workers: int = _option(0, "Processes that compile at the same time; 0 means one per two cores.", least=0)
     profile: bool = _option(False, "Record profiler ranges around regions and islands.")
     verbose: bool = _option(False, "Log graphs, regions, islands, cache hits and compile times to stderr.")
-    beartype: bool = _option(False, "Check the types of every call inside this package (slow; for debugging).")
 
+
+ENVIRONMENT_ONLY = {
+    "BEARTYPE": "Check the types of every call inside this package (for debugging); read when it is imported.",
+}
+"""Variables without an option, because they act before any option is known."""
 
 TYPES = get_type_hints(Options)
 FIELDS = {f.name: f for f in dataclasses.fields(Options)}
@@ -74,13 +78,22 @@ def resolve(options: Mapping[str, Any] | None = None, mode: str | None = None) -
     return Options(**values)
 
 
+def flag(name: str) -> bool:
+    """The value of an environment-only variable, by its name without the prefix."""
+    return bool(_truth(PREFIX + name, os.environ.get(PREFIX + name, "")))
+
+
+def _truth(variable: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise OptionError(f"variable {variable}={text!r}: expected 1, true, yes, on or 0, false, no, off")
+    return word in _TRUE
+
+
 def _from_text(name: str, text: str, variable: str) -> Any:
     kind = TYPES[name]
     if kind is bool:
-        word = text.strip().lower()
-        if word not in _TRUE | _FALSE:
-            raise OptionError(f"variable {variable}={text!r}: expected 1, true, yes, on or 0, false, no, off")
-        return word in _TRUE
+        return _truth(variable, text)
     if kind is int:
         try:
             return int(text)

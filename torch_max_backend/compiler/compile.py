@@ -19,6 +19,7 @@ from torch_max_backend.compiler.key import key_of, key_parts
 from torch_max_backend.compiler.lowering import build_graph
 from torch_max_backend.compiler.pool import pool_for
 from torch_max_backend.compiler.store import Store, default_folder
+from torch_max_backend.diagnostics.progress import compiling
 from torch_max_backend.errors import CompileError
 from torch_max_backend.graph.region import Region
 from torch_max_backend.graph.tensors import tensors_of, value_of
@@ -204,8 +205,9 @@ def _compile(jobs: list[Job], store: Store, options: Options, stats: CompileStat
     start = time.perf_counter()
     future = _submit(jobs, options)
     stats.lower_s += time.perf_counter() - start
-    log.info("compiling %d region(s), %d nodes", len(jobs), sum(j.region.compute_nodes for j in jobs))
-    artifact, seconds = future.result()
+    nodes = sum(j.region.compute_nodes for j in jobs)
+    with compiling(f"{len(jobs)} region(s), {nodes} ops"):
+        artifact, seconds = future.result()
     stats.compile_s += seconds
     log.info("compiled in %.1f s", seconds)
     _save(store, artifact, jobs)

@@ -8,12 +8,13 @@ a size, or else from a *carrier*: an extra input of shape [size, 0], which holds
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import sympy
 from max.graph import Dim
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
-Expr = sympy.Expr
+Expr: TypeAlias = sympy.Expr
 
 
 def atoms_of(expr: Expr) -> list[Expr]:

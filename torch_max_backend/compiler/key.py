@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import inspect
 import platform
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,8 +34,8 @@ def key_parts(region: Region, settings: CodeSettings, target: str) -> dict[str, 
         "region": digest(region.text),
         "settings": repr(settings),
         "target": target,
-        "lowerings": _lowering_digest(),
-        "kernels": _kernels_digest(),
+        "lowerings": _lowering_digest(region),
+        "kernels": _kernels_digest(region),
         "user_lowerings": _user_digest(region),
         "max": _version("max"),
         "mojo": _version("mojo-compiler"),
@@ -74,16 +75,53 @@ def _digest_files(paths: Iterable[Path]) -> str:
     return total.hexdigest()
 
 
-@functools.cache
-def _lowering_digest() -> str:
-    """Digest of the code that turns nodes into MAX ops."""
-    package = Path(__file__).resolve().parent.parent
-    files = [*(package / "aten_functions").glob("*.py"), package / "compiler" / "lowering.py"]
-    return _digest_files([*files, package / "compiler" / "dims.py"])
+_FAMILIES = Path(__file__).resolve().parent.parent / "aten_functions"
+_IMPORT = re.compile(r"from torch_max_backend\.aten_functions(?:\.(\w+))? import (\w+)")
 
 
 @functools.cache
-def _kernels_digest() -> str:
+def _modules_behind(name: str) -> frozenset[str]:
+    """A module of ``aten_functions`` and those it imports, directly or through each other."""
+    found, stack = {name}, [name]
+    while stack:
+        text = (_FAMILIES / f"{stack.pop()}.py").read_text()
+        for module, first in _IMPORT.findall(text):
+            if (_FAMILIES / f"{module or first}.py").exists() and (module or first) not in found:
+                found.add(module or first)
+                stack.append(module or first)
+    return frozenset(found)
+
+
+def _modules_of(region: Region) -> set[str]:
+    """The modules of ``aten_functions`` whose code decides what the region becomes."""
+    lowerings = (aten_functions.get(n.target) for n in region.nodes)
+    names = {low.function.__module__.rpartition(".")[2] for low in lowerings if low is not None and low.is_own}
+    return {m for name in names for m in _modules_behind(name)}
+
+
+def _lowering_digest(region: Region) -> str:
+    """Digest of the code that turns the region's nodes into MAX ops; other families do not count."""
+    return _digest_named(frozenset(_modules_of(region)))
+
+
+@functools.cache
+def _digest_named(modules: frozenset[str]) -> str:
+    compiler = [Path(__file__).with_name("lowering.py"), Path(__file__).with_name("dims.py")]
+    return _digest_files([*(_FAMILIES / f"{m}.py" for m in modules), *compiler])
+
+
+def _kernels_digest(region: Region) -> str:
+    """Digest of the Mojo kernels, if any family in the region calls one."""
+    return _kernel_files() if any(_calls_kernels(m) for m in _modules_of(region)) else ""
+
+
+@functools.cache
+def _calls_kernels(module: str) -> bool:
+    return module != "common" and "mojo_op(" in (_FAMILIES / f"{module}.py").read_text()
+
+
+@functools.cache
+def _kernel_files() -> str:
     return _digest_files(kernels_path().rglob("*.mojo"))
 
 

@@ -172,7 +172,7 @@ def mismatch_error(refused: NodeRefused) -> LoweringError:
         f"{refused.node.target}: {refused.reason}."
         + (f"\n  at {where}" if where else "")
         + "\n  This is a defect of the lowering. Run the op in torch with options={'torch_executed_ops': "
-        + f"['{str(refused.node.target)}']}} until it is mended."
+        + f"['{refused.node.target!s}']}} until it is mended."
     )
 
 

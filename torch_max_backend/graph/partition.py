@@ -21,7 +21,20 @@ from torch_max_backend.graph.tensors import order_of, storage_key, tensors_of, u
 
 VIEWS = frozenset(
     getattr(torch.ops.aten, name)
-    for name in "view _unsafe_view permute transpose t expand unsqueeze squeeze slice select alias detach".split()
+    for name in [
+        "view",
+        "_unsafe_view",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "alias",
+        "detach",
+    ]
 )
 
 
@@ -83,7 +96,7 @@ class _Cut:
     def __init__(self, graph: fx.Graph, verdicts: Mapping[fx.Node, Verdict]) -> None:
         self.graph, self.verdicts = graph, verdicts
         self.order = {n: i for i, n in enumerate(graph.nodes)}
-        self.outputs = [n for n in graph.output_node().all_input_nodes]
+        self.outputs = list(graph.output_node().all_input_nodes)
         self.alias = _output_aliases(graph, self.outputs)
         self.floating = self._floating()
         self.level = self._levels()

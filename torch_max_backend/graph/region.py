@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -14,7 +14,7 @@ from torch import fx
 from torch_max_backend.compiler.dims import DimTable
 from torch_max_backend.graph.tensors import expr_of, sizes_of, tensors_of, value_of
 
-Expr = sympy.Expr
+Expr: TypeAlias = sympy.Expr
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import sympy
 import torch
 from torch import fx
 
-Expr = sympy.Expr
+Expr: TypeAlias = sympy.Expr
 
 
 def expr_of(size: int | torch.SymInt | torch.SymFloat) -> Expr:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -23,7 +23,7 @@ from torch_max_backend.graph.region import Port, Region
 from torch_max_backend.graph.tensors import expr_of, order_of, sizes_of, tensors_of, value_of
 from torch_max_backend.runtime.region_call import RegionCall
 
-Expr = sympy.Expr
+Expr: TypeAlias = sympy.Expr
 
 
 def build_executable(
@@ -166,7 +166,9 @@ class _Writer:
     def _region(self, region: Region, model: Model) -> None:
         number = sum(isinstance(v, RegionCall) for v in self.scope.values())
         static = frozenset(
-            k for k, p in enumerate(region.inputs) if p.node.op == "get_attr" or p.node in self.static_nodes
+            k
+            for k, p in enumerate(region.inputs)
+            if (p.node.op == "get_attr" or p.node in self.static_nodes) and order_of(p.value) is not None
         )
         call: Any = RegionCall(region, model, static)
         function = f"region{number}"

@@ -14,8 +14,32 @@ from torch_max_backend.graph.tensors import tensors_of, value_of
 from torch_max_backend.runtime.exchange import StreamOrder, number, size_carrier, to_buffer, to_tensor
 
 MOVEMENT = frozenset(
-    "view _unsafe_view permute transpose t expand unsqueeze squeeze slice select alias detach clone _to_copy copy "
-    "reshape contiguous lift_fresh_copy cat split split_with_sizes unbind repeat getitem".split()
+    [
+        "view",
+        "_unsafe_view",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "alias",
+        "detach",
+        "clone",
+        "_to_copy",
+        "copy",
+        "reshape",
+        "contiguous",
+        "lift_fresh_copy",
+        "cat",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "repeat",
+        "getitem",
+    ]
 )
 """Ops that MAX may turn into a view of their input, where torch promises fresh memory."""
 
@@ -36,7 +60,7 @@ class RegionCall:
 
     def __init__(self, region: Region, model: Model, static: frozenset[int]) -> None:
         self.model = model
-        self._execute = model._execute_device_tensors
+        self.execute = model._execute_device_tensors
         ports = region.inputs
         self.static = [k for k in range(len(ports)) if k in static]
         self.dynamic = [k for k in range(len(ports)) if k not in static]
@@ -68,28 +92,12 @@ class RegionCall:
         Returns:
             One tensor per output port, contiguous in the port's memory order.
         """
-        pointers = [t.data_ptr() for t in static]
-        bound = self._bound
-        if bound is None or bound.pointers != pointers:
-            bound = self._bind(static, pointers)
-        buffers = bound.buffers.copy()
         kept: list[torch.Tensor] = []
         written: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for k, tensor in zip(self.dynamic, dynamic, strict=True):
-            order = self._orders[k]
-            physical = tensor if order is None else tensor.permute(order)
-            if not physical.is_contiguous():
-                dense = physical.contiguous()
-                if k in self._mutable:
-                    written.append((physical, dense))
-                physical = dense
-            kept.append(physical)
-            buffers[k] = to_buffer(physical)
-        if sizes or scalars:
-            buffers[self._count :] = [*map(size_carrier, sizes), *map(number, scalars)]
+        buffers = self.buffers_for(static, dynamic, sizes, scalars, kept, written)
         for order_streams in self._streams:
             order_streams.before()
-        results = [to_tensor(b) for b in self._execute(buffers)]
+        results = [to_tensor(b) for b in self.execute(buffers)]
         for order_streams in self._streams:
             order_streams.after()
         for original, dense in written:
@@ -97,6 +105,36 @@ class RegionCall:
         if self._may_alias or not self._checked:
             self._separate(results, [*static, *kept])
         return results
+
+    def buffers_for(
+        self,
+        static: Sequence[torch.Tensor],
+        dynamic: Sequence[torch.Tensor],
+        sizes: Sequence[int] = (),
+        scalars: Sequence[float] = (),
+        kept: list[torch.Tensor] | None = None,
+        written: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
+    ) -> list[Buffer]:
+        """The engine's arguments. Appends to ``kept`` what was wrapped, to ``written`` copies to be written back."""
+        pointers = [t.data_ptr() for t in static]
+        bound = self._bound
+        if bound is None or bound.pointers != pointers:
+            bound = self._bind(static, pointers)
+        buffers = bound.buffers.copy()
+        for k, tensor in zip(self.dynamic, dynamic, strict=True):
+            order = self._orders[k]
+            physical = tensor if order is None else tensor.permute(order)
+            if not physical.is_contiguous():
+                dense = physical.contiguous()
+                if k in self._mutable and written is not None:
+                    written.append((physical, dense))
+                physical = dense
+            if kept is not None:
+                kept.append(physical)
+            buffers[k] = to_buffer(physical)
+        if sizes or scalars:
+            buffers[self._count :] = [*map(size_carrier, sizes), *map(number, scalars)]
+        return buffers  # type: ignore[return-value]
 
     def _bind(self, static: Sequence[torch.Tensor], pointers: list[int]) -> _Bound:
         buffers: list[Buffer | None] = [None] * self._total

@@ -1,0 +1,161 @@
+"""Pooling over up to three spatial sizes: images are `[planes, D, H, W]`, with sizes of 1 where an op has fewer.
+
+Windows are compile-time parameters. The backward kernel gathers: every input element sums over the windows that
+contain it, so nothing is added atomically, and the sum has one order on every device.
+"""
+
+import extensibility
+from extensibility import InputTensor, OutputTensor, foreach
+from max.gpu.host import DeviceContext
+from std.math import ceildiv
+from std.utils.coord import Coord
+from std.utils.numerics import min_or_neg_inf
+
+
+@extensibility.register("tmb_max_pool")
+struct MaxPool[
+    kd: Int, kh: Int, kw: Int, sd: Int, sh: Int, sw: Int, pd: Int, ph: Int, pw: Int, dd: Int, dh: Int, dw: Int
+]:
+    """The largest element of every window, and its flat index within the plane.
+
+    As in torch, of equal elements the first one wins, and the last NaN wins over everything.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        values: OutputTensor[rank=4, ...],
+        indices: OutputTensor[dtype=DType.int64, rank=4, ...],
+        image: InputTensor[dtype=values.dtype, rank=4, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var depth = image.dim_size(1)
+        var height = image.dim_size(2)
+        var width = image.dim_size(3)
+
+        def element[
+            lanes: Int
+        ](at: Coord[...]) {var image, var values, var depth, var height, var width} -> SIMD[DType.int64, lanes]:
+            var plane = Int(at[0].value())
+            var d0 = Int(at[1].value()) * Self.sd - Self.pd
+            var h0 = Int(at[2].value()) * Self.sh - Self.ph
+            var w0 = Int(at[3].value()) * Self.sw - Self.pw
+            var d1 = min(d0 + (Self.kd - 1) * Self.dd + 1, depth)
+            var h1 = min(h0 + (Self.kh - 1) * Self.dh + 1, height)
+            var w1 = min(w0 + (Self.kw - 1) * Self.dw + 1, width)
+            while d0 < 0:
+                d0 += Self.dd
+            while h0 < 0:
+                h0 += Self.dh
+            while w0 < 0:
+                w0 += Self.dw
+            var best = min_or_neg_inf[values.dtype]()
+            var place = (d0 * height + h0) * width + w0
+            for d in range(d0, d1, Self.dd):
+                for h in range(h0, h1, Self.dh):
+                    for w in range(w0, w1, Self.dw):
+                        var x = image[plane, d, h, w]
+                        if x > best or x != x:
+                            best = x
+                            place = (d * height + h) * width + w
+            values[plane, Int(at[1].value()), Int(at[2].value()), Int(at[3].value())] = best
+            return SIMD[DType.int64, lanes](place)
+
+        foreach[target=target, simd_width=1](element, indices, ctx)
+
+
+@extensibility.register("tmb_max_pool_backward")
+struct MaxPoolBackward[
+    kd: Int, kh: Int, kw: Int, sd: Int, sh: Int, sw: Int, pd: Int, ph: Int, pw: Int, dd: Int, dh: Int, dw: Int
+]:
+    """Every input element's sum of the gradients of those windows that chose it."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[rank=4, ...],
+        grad: InputTensor[dtype=result.dtype, rank=4, ...],
+        indices: InputTensor[dtype=DType.int64, rank=4, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var height = result.dim_size(2)
+        var width = result.dim_size(3)
+        var out_depth = grad.dim_size(1)
+        var out_height = grad.dim_size(2)
+        var out_width = grad.dim_size(3)
+
+        def element[
+            lanes: Int
+        ](at: Coord[...]) {
+            var grad, var indices, var height, var width, var out_depth, var out_height, var out_width
+        } -> SIMD[result.dtype, lanes]:
+            comptime wide = DType.float32 if result.dtype.is_half_float() else result.dtype
+            var plane = Int(at[0].value())
+            var d = Int(at[1].value())
+            var h = Int(at[2].value())
+            var w = Int(at[3].value())
+            var place = Int64((d * height + h) * width + w)
+            var d0 = max(ceildiv(d + Self.pd - (Self.kd - 1) * Self.dd, Self.sd), 0)
+            var h0 = max(ceildiv(h + Self.ph - (Self.kh - 1) * Self.dh, Self.sh), 0)
+            var w0 = max(ceildiv(w + Self.pw - (Self.kw - 1) * Self.dw, Self.sw), 0)
+            var d1 = min((d + Self.pd) // Self.sd + 1, out_depth)
+            var h1 = min((h + Self.ph) // Self.sh + 1, out_height)
+            var w1 = min((w + Self.pw) // Self.sw + 1, out_width)
+            var total = Scalar[wide](0)
+            for od in range(d0, d1):
+                for oh in range(h0, h1):
+                    for ow in range(w0, w1):
+                        if indices[plane, od, oh, ow] == place:
+                            total += grad[plane, od, oh, ow].cast[wide]()
+            return SIMD[result.dtype, lanes](total.cast[result.dtype]())
+
+        foreach[target=target, simd_width=1](element, result, ctx)
+
+
+@extensibility.register("tmb_adaptive_max_pool")
+struct AdaptiveMaxPool:
+    """The largest element of every bin of an even division of the image, and its flat index within the plane."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        values: OutputTensor[rank=4, ...],
+        indices: OutputTensor[dtype=DType.int64, rank=4, ...],
+        image: InputTensor[dtype=values.dtype, rank=4, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var depth = image.dim_size(1)
+        var height = image.dim_size(2)
+        var width = image.dim_size(3)
+        var out_depth = values.dim_size(1)
+        var out_height = values.dim_size(2)
+        var out_width = values.dim_size(3)
+
+        def element[
+            lanes: Int
+        ](at: Coord[...]) {
+            var image, var values, var depth, var height, var width, var out_depth, var out_height, var out_width
+        } -> SIMD[DType.int64, lanes]:
+            var plane = Int(at[0].value())
+            var od = Int(at[1].value())
+            var oh = Int(at[2].value())
+            var ow = Int(at[3].value())
+            var d0 = od * depth // out_depth
+            var h0 = oh * height // out_height
+            var w0 = ow * width // out_width
+            var best = min_or_neg_inf[values.dtype]()
+            var place = (d0 * height + h0) * width + w0
+            for d in range(d0, ceildiv((od + 1) * depth, out_depth)):
+                for h in range(h0, ceildiv((oh + 1) * height, out_height)):
+                    for w in range(w0, ceildiv((ow + 1) * width, out_width)):
+                        var x = image[plane, d, h, w]
+                        if x > best or x != x:
+                            best = x
+                            place = (d * height + h) * width + w
+            values[plane, od, oh, ow] = best
+            return SIMD[DType.int64, lanes](place)
+
+        foreach[target=target, simd_width=1](element, indices, ctx)

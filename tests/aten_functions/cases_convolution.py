@@ -1,0 +1,143 @@
+"""Convolutions: strides, paddings, dilations, groups, depthwise, transposed, 1 to 3 spatial sizes, and gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from tests.cases import Case, randn
+
+SUMS = "sums of up to a few thousand products in another order"
+LOOSE = {"rtol": 1e-4, "atol": 1e-4, "why": SUMS}
+
+# Every distinct geometry and shape is a kernel of its own, at about ten seconds of compiling: each call below is there
+# for something the others do not have.
+
+
+def plain(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        F.conv2d(x, w, b, padding=1),
+        F.conv2d(x, w, stride=2, padding=(1, 2)),
+        F.conv2d(x, w, b, stride=(1, 2), dilation=2, padding=2),
+        F.conv2d(x, w[:, :, :1, :1], b),
+        F.conv2d(x[0], w[:, :, :1, :1]),
+    )
+
+
+def grouped(x: torch.Tensor, w: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return F.conv2d(x, w, padding=1, groups=2), F.conv2d(x, d, stride=2, padding=1, groups=6)
+
+
+def one_size(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        F.conv1d(x, w, b, padding=2, dilation=2),
+        F.conv_transpose1d(x, w.transpose(0, 1), None, stride=3, padding=1, output_padding=2),
+    )
+
+
+def three_sizes(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        F.conv3d(x, w[:, :2], b, groups=2, padding=(1, 0, 2)),
+        F.conv_transpose3d(x, w.transpose(0, 1), stride=2, padding=1, output_padding=1),
+    )
+
+
+def transposed(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1),
+        F.conv_transpose2d(x, w, stride=(2, 3), padding=(0, 2), output_padding=(1, 0)),
+        F.conv_transpose2d(x, w, stride=2, padding=2, dilation=2, output_padding=1),
+        F.conv_transpose2d(x, w[:, :, :1, :1], stride=3, output_padding=2),
+        F.conv_transpose2d(x, w[:, :3], b, stride=2, padding=1, groups=2),
+        F.conv_transpose2d(x, w, padding=3, dilation=2, output_padding=1),
+    )
+
+
+def gradients(x: tuple[int, ...], w: tuple[int, ...], **geometry: object) -> Case:
+    """All three gradients of a convolution with this geometry, by the op that training graphs contain."""
+    spatial = len(x) - 2
+
+    def each(name: str, default: int) -> list[int]:
+        value = geometry.get(name, default)
+        return list(value) if isinstance(value, tuple) else [value] * spatial  # type: ignore[list-item]
+
+    numbers = (each("stride", 1), each("padding", 0), each("dilation", 1))
+    rest = (bool(geometry.get("transposed")), each("output_padding", 0), geometry.get("groups", 1))
+    second = geometry.get("second")
+
+    def run(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sizes = [grad.shape[1]]
+        return torch.ops.aten.convolution_backward(grad, x, w, sizes, *numbers, *rest, (True, True, True))
+
+    def inputs(size: tuple[int, ...]) -> tuple:
+        meta = torch.ops.aten.convolution(torch.empty(size), torch.empty(w), None, *numbers, *rest)
+        return randn(*meta.shape), randn(*size), randn(*w, scale=0.2)
+
+    name = str(geometry["name"])
+    sizes = inputs(second) if isinstance(second, tuple) else None
+    return Case(f"gradient_{name}", run, inputs(x), dynamic=sizes is not None, second=sizes, **LOOSE)  # type: ignore[arg-type]
+
+
+CASES = [
+    Case("plain_f32", plain, (randn(2, 4, 11, 13), randn(6, 4, 3, 3), randn(6)), **LOOSE),
+    Case("grouped_f32", grouped, (randn(2, 6, 11, 13), randn(4, 3, 3, 3), randn(6, 1, 3, 3)), **LOOSE),
+    Case("one_size_f32", one_size, (randn(2, 4, 17), randn(6, 4, 3), randn(6)), **LOOSE),
+    Case("three_sizes_f32", three_sizes, (randn(2, 4, 7, 8, 9), randn(6, 4, 3, 3, 3), randn(6)), **LOOSE),
+    Case("transposed_f32", transposed, (randn(2, 4, 7, 8), randn(4, 6, 3, 3), randn(6)), **LOOSE),
+    *(
+        Case(
+            f"padded_{str(d)[6:]}",
+            lambda x, w: F.conv2d(x, w, padding=1),
+            (randn(2, 4, 11, 13, dtype=d), randn(6, 4, 3, 3, dtype=d)),
+            rtol=r,
+            atol=r,
+            why=SUMS,
+        )
+        for d, r in ((torch.float64, 1e-7), (torch.bfloat16, 3e-2), (torch.float16, 4e-3))
+    ),
+    Case(
+        "channels_last",
+        lambda x, w: F.conv2d(x, w, padding=1),
+        (
+            lambda g: torch.randn(2, 4, 11, 13, generator=g).to(memory_format=torch.channels_last),
+            lambda g: torch.randn(6, 4, 3, 3, generator=g).to(memory_format=torch.channels_last),
+        ),
+        **LOOSE,
+    ),
+    Case(
+        "empty",
+        lambda x, w, b: (F.conv2d(x[:0], w, b, padding=1), F.conv_transpose2d(x[:0], w.transpose(0, 1), stride=2)),
+        (randn(2, 4, 7, 8), randn(6, 4, 3, 3), randn(6)),
+    ),
+    Case(
+        "not_finite",
+        lambda x, w: F.conv2d(x, w, padding=1),
+        (
+            lambda g: torch.randn(2, 4, 11, 13, generator=g).masked_fill(torch.arange(13) == 3, float("nan")),
+            randn(6, 4, 3, 3),
+        ),
+        **LOOSE,
+    ),
+    gradients((2, 4, 11, 13), (6, 4, 3, 3), padding=1, name="plain"),
+    gradients((2, 3, 16, 17), (6, 3, 7, 7), padding=3, stride=2, name="stem"),
+    gradients((2, 4, 11, 13), (6, 4, 3, 3), padding=2, dilation=2, stride=2, name="dilated"),
+    gradients((2, 4, 11, 13), (6, 4, 1, 1), stride=2, name="pointwise"),
+    gradients((2, 6, 11, 13), (4, 3, 3, 3), padding=1, groups=2, name="grouped"),
+    gradients((2, 6, 11, 13), (6, 1, 3, 3), padding=1, stride=2, groups=6, name="depthwise"),
+    gradients((2, 4, 7, 8), (4, 3, 3, 3), padding=1, stride=2, groups=2, transposed=True, name="transposed"),
+    gradients((2, 4, 17), (6, 4, 3), padding=2, stride=2, name="one_size"),
+    gradients((2, 4, 7, 8, 9), (6, 4, 3, 3, 3), padding=1, stride=2, name="three_sizes"),
+    gradients((2, 4, 11, 13), (6, 4, 3, 3), padding=1, stride=2, name="dynamic", second=(3, 4, 14, 16)),
+    Case(
+        "dynamic",
+        lambda x, w, b: (
+            F.conv2d(x, w, b, padding=1, stride=2),
+            F.conv2d(x, w[:, :, :1, :1], b),
+            F.conv_transpose2d(x, w.transpose(0, 1), stride=2, padding=1, output_padding=1),
+        ),
+        (randn(2, 4, 11, 13), randn(6, 4, 3, 3), randn(6)),
+        dynamic=True,
+        second=(randn(3, 4, 16, 14), randn(6, 4, 3, 3), randn(6)),
+        **LOOSE,
+    ),
+]

@@ -1,0 +1,85 @@
+"""Cases of embedding.py and embedding_bag.py."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tests.cases import Case, ints, rand, randn
+
+aten = torch.ops.aten
+bf16, i32 = torch.bfloat16, torch.int32
+
+
+def lookups(w, i):
+    return (
+        F.embedding(i, w),
+        F.embedding(i.to(i32), w, padding_idx=2),
+        F.embedding(i[0, 0], w),
+        F.embedding(i[:0], w),
+        F.embedding(i[0], w.bfloat16()),
+    )
+
+
+def gradients(g, i):
+    back = aten.embedding_dense_backward
+    return (
+        back(g, i, 7, -1, False),
+        back(g, i, 7, 2, False),
+        back(g, i, 7, -1, True),
+        back(g, i.to(i32), 9, 0, True),
+        back(g[:0], i[:0], 7, -1, False),
+        back(g[0, 0], i[0, 0], 7, -1, False),
+    )
+
+
+def bags(w, i, s):
+    offsets, last = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 3, 8])
+    return (
+        F.embedding_bag(i, w, offsets),
+        F.embedding_bag(i, w, offsets, mode="sum"),
+        F.embedding_bag(i, w, offsets, mode="sum", per_sample_weights=s),
+        F.embedding_bag(i, w, offsets, mode="max"),
+        F.embedding_bag(i, w, offsets, padding_idx=1),
+        F.embedding_bag(i, w, last, include_last_offset=True, mode="sum"),
+        F.embedding_bag(i.view(2, 4), w, mode="mean"),
+    )
+
+
+def bag_gradients(g, i, s):
+    offsets, e = torch.tensor([0, 2, 2, 5]), torch.empty(0, dtype=torch.int64)
+    sizes = torch.tensor([2, 0, 3, 3])
+    which = torch.tensor([0, 0, 2, 2, 2, 3, 3, 3])
+    back = aten._embedding_bag_backward
+    return (
+        back(g, i, offsets, which, sizes, e, 7, False, 0, False, None),
+        back(g, i, offsets, which, sizes, e, 7, False, 1, False, None),
+        back(g, i, offsets, which, sizes, e, 7, False, 0, False, s),
+    )
+
+
+CASES = [
+    Case("lookups", lookups, (randn(7, 5), ints(2, 3, low=0, high=7))),
+    Case(
+        "lookups_dynamic",
+        lambda w, i: F.embedding(i, w) * 2,
+        (randn(7, 5), ints(2, 3, low=0, high=7)),
+        True,
+        (randn(7, 5), ints(4, 6, low=0, high=7)),
+    ),
+    Case("gradients", gradients, (randn(2, 6, 5), ints(2, 6, low=0, high=7))),
+    Case(
+        "gradients_bf16",
+        lambda g, i: aten.embedding_dense_backward(g, i, 7, 1, False),
+        (randn(2, 6, 5, dtype=bf16), ints(2, 6, low=0, high=7)),
+    ),
+    Case(
+        "gradients_dynamic",
+        lambda g, i: aten.embedding_dense_backward(g, i, 7, 1, False),
+        (randn(2, 6, 5), ints(2, 6, low=0, high=7)),
+        True,
+        (randn(3, 4, 5), ints(3, 4, low=0, high=7)),
+    ),
+    Case("bags", bags, (randn(7, 5), ints(8, low=0, high=7), rand(8))),
+    Case("bag_gradients", bag_gradients, (randn(4, 5), ints(8, low=0, high=7), rand(8))),
+]

@@ -1,0 +1,332 @@
+"""Softmax, negative log-likelihood, layer, group, batch and weight normalization, forward and backward."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tests.cases import Case, ints, rand, randn
+
+aten = torch.ops.aten
+NAN, INF = float("nan"), float("inf")
+BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
+
+
+def hard_rows(width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Rows with NaN, +inf, -inf, nothing but -inf, both infinities, large and equal values."""
+    x = torch.randn(9, width, generator=torch.Generator().manual_seed(1)) * 3
+    x[0, 2] = NAN
+    x[1] = -INF
+    x[2, 1] = INF
+    x[3, 0] = -INF
+    x[4] = 1e4
+    x[5] = -1e30
+    x[6, 0], x[6, 1] = INF, -INF
+    x[7] = NAN
+    return x.to(dtype)
+
+
+def softmaxes(x):
+    return x.softmax(-1), x.log_softmax(-1), aten._safe_softmax(x, -1)
+
+
+def softmaxes_outer(x):
+    return x.softmax(0), x.log_softmax(0), aten._safe_softmax(x, 0)
+
+
+def softmaxes_3d(x):
+    return (
+        x.softmax(1),
+        x.log_softmax(1),
+        x.softmax(-1),
+        x.log_softmax(2),
+        x.softmax(0),
+        aten._safe_softmax(x, 1),
+    )
+
+
+def softmax_dtypes(x):
+    return x.softmax(-1, dtype=torch.float32), x.log_softmax(0, dtype=torch.float32), x.softmax(0)
+
+
+def softmax_backward(g, x):
+    y, z = x.softmax(1), x.log_softmax(1)
+    return (
+        aten._softmax_backward_data(g, y, 1, x.dtype),
+        aten._log_softmax_backward_data(g, z, 1, x.dtype),
+        aten._softmax_backward_data(g, y, -1, x.dtype),
+        aten._log_softmax_backward_data(g, z, 0, x.dtype),
+    )
+
+
+def handwritten_softmax(x):
+    e = (x - x.max(-1, keepdim=True).values).exp()
+    return e / e.sum(-1, keepdim=True), x - torch.logsumexp(x, -1, keepdim=True)
+
+
+def layer_norms(x, w, b):
+    n = x.shape[-1]
+    return (
+        F.layer_norm(x, (n,), w, b),
+        F.layer_norm(x, (n,), w),
+        F.layer_norm(x, (n,), None, b, 1e-3),
+        F.layer_norm(x, (n,)),
+        F.layer_norm(x, x.shape[1:]),
+        F.layer_norm(x, (n,), w, b, 0.0),
+        *aten.native_layer_norm(x, [n], w, b, 1e-5),
+        *aten.native_layer_norm(x, [x.shape[1], n], None, None, 1e-5),
+        F.layer_norm(x[0, 0], (n,), w, b),
+    )
+
+
+def layer_norm_backward(g, x, w, b):
+    n = x.shape[-1]
+    _, mean, rstd = aten.native_layer_norm(x, [n], w, b, 1e-5)
+    _, mean2, rstd2 = aten.native_layer_norm(x, list(x.shape[1:]), None, None, 1e-5)
+    return (
+        *aten.native_layer_norm_backward(g, x, [n], mean, rstd, w, b, [True, True, True]),
+        aten.native_layer_norm_backward(g, x, [n], mean, rstd, w, b, [True, False, False])[0],
+        aten.native_layer_norm_backward(g, x, list(x.shape[1:]), mean2, rstd2, None, None, [True, False, False])[0],
+    )
+
+
+def group_norms(x, w, b):
+    c = x.shape[1]
+    return (
+        F.group_norm(x, 2, w, b),
+        F.group_norm(x, 3, w),
+        F.group_norm(x, c),
+        F.group_norm(x, 1, None, b, 1e-2),
+        F.group_norm(x[:, :, 0, 0], 2, w, b),
+        *aten.native_group_norm(x, w, b, x.shape[0], c, x.shape[2] * x.shape[3], 2, 1e-5),
+    )
+
+
+def group_norm_backward(g, x, w):
+    n, c, h, k = x.shape
+    _, mean, rstd = aten.native_group_norm(x, w, None, n, c, h * k, 2, 1e-5)
+    return (
+        *aten.native_group_norm_backward(g, x, mean, rstd, w, n, c, h * k, 2, [True, True, True]),
+        aten.native_group_norm_backward(g, x, mean, rstd, None, n, c, h * k, 2, [True, False, False])[0],
+    )
+
+
+def batch_norm_inference(x, w, b, m, v):
+    return (
+        F.batch_norm(x, m, v, w, b),
+        F.batch_norm(x, m, v, w),
+        F.batch_norm(x, m, v, None, b, eps=1e-2),
+        F.batch_norm(x, m, v),
+        F.batch_norm(x.flatten(2), m, v, w, b),
+        F.batch_norm(x[:, :, 0, 0], m, v, w, b),
+        F.batch_norm(x[..., None], m, v, w, b),
+    )
+
+
+def batch_norm_training(x, w, b, m, v):
+    return (
+        F.batch_norm(x, m, v, w, b, training=True, momentum=0.3),
+        F.batch_norm(x, None, None, w, b, training=True),
+        F.batch_norm(x[:, :, 0, 0], None, None, training=True),
+        F.instance_norm(x, weight=w, bias=b),
+        *aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5),
+    )
+
+
+def batch_norm_functional(x, w, b, m, v):
+    return aten._native_batch_norm_legit_functional(x, w, b, m, v, True, 0.2, 1e-5)
+
+
+def batch_norm_backward(g, x, w, m, v):
+    dims = [0, *range(2, x.dim())]
+    mean, rstd = x.float().mean(dims).to(m.dtype), (x.float().var(dims, correction=0) + 1e-5).rsqrt().to(m.dtype)
+    all_three = [True, True, True]
+    return (
+        *aten.native_batch_norm_backward(g, x, w, m, v, mean, rstd, True, 1e-5, all_three),
+        *aten.native_batch_norm_backward(g, x, w, m, v, mean, rstd, False, 1e-5, all_three),
+        aten.native_batch_norm_backward(g, x, None, m, v, mean, rstd, True, 1e-5, [True, False, False])[0],
+    )
+
+
+def likelihoods(x, t, w):
+    return (
+        F.nll_loss(x, t),
+        F.nll_loss(x, t, reduction="sum"),
+        F.nll_loss(x, t, reduction="none"),
+        F.nll_loss(x, t, w),
+        F.nll_loss(x, t, w, reduction="sum", ignore_index=1),
+        F.nll_loss(x, t, w, reduction="none", ignore_index=1),
+        F.nll_loss(x, t, ignore_index=2),
+        F.cross_entropy(x, t),
+        F.cross_entropy(x, t, w, label_smoothing=0.1, ignore_index=0),
+    )
+
+
+def likelihood_backward(g, gn, x, t, w):
+    forward, backward = aten.nll_loss_forward, aten.nll_loss_backward
+    if x.dim() == 4:
+        forward, backward = aten.nll_loss2d_forward, aten.nll_loss2d_backward
+    total = forward(x, t, w, 1, 1)[1]
+    return (
+        total,
+        backward(g, x, t, w, 1, 1, total),
+        backward(g, x, t, None, 2, -100, total),
+        backward(gn, x, t, w, 0, 2, total),
+        backward(g, x, t, None, 1, -100, forward(x, t, None, 1, -100)[1]),
+    )
+
+
+def weight_norm_backward(g, v, k0, k2):
+    n0, n2 = v.norm(2, (1, 2), keepdim=True), v.norm(2, (0, 1), keepdim=True)
+    return (
+        *aten._weight_norm_interface_backward(g, v, k0, n0, 0),
+        *aten._weight_norm_interface_backward(g, v, k2, n2, 2),
+    )
+
+
+def dynamic_norms(x, w, b, t):
+    c = x.shape[1]
+    return (
+        x.softmax(-1),
+        x.log_softmax(1),
+        aten._safe_softmax(x, -1),
+        F.layer_norm(x, x.shape[-1:]),
+        F.group_norm(x, 2, w, b),
+        F.batch_norm(x, None, None, w, b, training=True),
+        F.batch_norm(x, w, b.abs() + 1, w, b),
+        F.nll_loss(x.reshape(-1, c), t),
+        *aten.native_layer_norm(x, [x.shape[-1]], None, None, 1e-5),
+    )
+
+
+IMAGE = (randn(3, 6, 4, 5), randn(6), randn(6))
+STATS = (randn(6), rand(6, low=0.5, high=2.0))
+IMAGE_BF16 = (randn(3, 6, 4, 5, dtype=BF16), randn(6, dtype=BF16), randn(6, dtype=BF16))
+STATS_BF16 = (randn(6, dtype=BF16), rand(6, low=0.5, high=2.0, dtype=BF16))
+ROUNDING = "16-bit results differ by one rounding step of the largest term"
+
+CASES = [
+    Case("softmaxes_rows", softmaxes, (hard_rows(40),)),
+    Case("softmaxes_odd_rows", softmaxes, (hard_rows(37),)),
+    Case("softmaxes_narrow_rows", softmaxes, (hard_rows(3),)),
+    Case("softmaxes_columns", softmaxes_outer, (hard_rows(40).t().contiguous(),)),
+    Case("softmaxes_bf16", softmaxes, (hard_rows(40, BF16),), atol=1e-3, why=ROUNDING),
+    Case("softmaxes_f16", softmaxes, (hard_rows(40).clamp(-6e4).to(F16),), rtol=2e-3, atol=1e-4, why=ROUNDING),
+    Case("softmaxes_f64", softmaxes, (hard_rows(40, F64),)),
+    Case("softmaxes_columns_bf16", softmaxes_outer, (hard_rows(40, BF16).t().contiguous(),), atol=1e-3, why=ROUNDING),
+    Case("softmaxes_long_rows", softmaxes, (randn(3, 5000),)),
+    Case("softmaxes_3d", softmaxes_3d, (randn(3, 4, 20),)),
+    Case("softmax_dtypes", softmax_dtypes, (randn(3, 20, dtype=BF16),), atol=1e-3, why=ROUNDING),
+    Case("softmax_zero_dim", lambda x: (x.softmax(0), x.log_softmax(-1)), (torch.tensor(2.0),)),
+    Case(
+        "softmax_empty",
+        lambda x, y: (x.softmax(1), x.log_softmax(1), y.softmax(1), y.log_softmax(0)),
+        (torch.zeros(3, 0), torch.zeros(0, 3)),
+    ),
+    Case("softmax_backward", softmax_backward, (randn(5, 20), randn(5, 20))),
+    Case(
+        "softmax_backward_bf16",
+        softmax_backward,
+        (randn(5, 20, dtype=BF16), randn(5, 20, dtype=BF16)),
+        atol=1.6e-2,
+        why=ROUNDING,
+    ),
+    Case("handwritten_softmax", handwritten_softmax, (randn(5, 40, scale=3.0),)),
+    Case("layer_norms", layer_norms, (randn(2, 3, 24), randn(24), randn(24))),
+    Case(
+        "layer_norms_bf16",
+        layer_norms,
+        (randn(2, 3, 24, dtype=BF16), randn(24, dtype=BF16), randn(24, dtype=BF16)),
+        atol=2e-2,
+        why=ROUNDING,
+    ),
+    Case(
+        "layer_norm_mixed",
+        lambda x, w, b: F.layer_norm(x, (24,), w, b),
+        (randn(2, 3, 24, dtype=BF16), randn(24), randn(24)),
+        atol=2e-2,
+        why=ROUNDING,
+    ),
+    Case("layer_norms_f64", layer_norms, (randn(2, 3, 24, dtype=F64), randn(24, dtype=F64), randn(24, dtype=F64))),
+    Case("layer_norm_hard_rows", lambda x: F.layer_norm(x, (40,)), (hard_rows(40),)),
+    Case(
+        "layer_norm_offset",
+        lambda x: (F.layer_norm(x, (200,)), *aten.native_layer_norm(x, [200], None, None, 1e-5)),
+        (rand(4, 200, low=100.0, high=101.0),),
+        rtol=1e-3,
+        atol=1e-3,
+        why="the offset takes three digits",
+    ),
+    Case(
+        "layer_norm_empty",
+        lambda x, y: (F.layer_norm(x, (4,)), F.layer_norm(y, (0,))),
+        (torch.zeros(0, 4), torch.zeros(4, 0)),
+    ),
+    Case("layer_norm_backward", layer_norm_backward, (randn(4, 3, 24), randn(4, 3, 24), randn(24), randn(24))),
+    Case(
+        "layer_norm_backward_bf16",
+        layer_norm_backward,
+        (randn(4, 3, 24, dtype=BF16), randn(4, 3, 24, dtype=BF16), randn(24, dtype=BF16), randn(24, dtype=BF16)),
+        atol=4e-2,
+        why=ROUNDING,
+    ),
+    Case("group_norms", group_norms, IMAGE),
+    Case("group_norms_bf16", group_norms, IMAGE_BF16, atol=3e-2, why=ROUNDING),
+    Case(
+        "group_norm_backward",
+        group_norm_backward,
+        (randn(3, 6, 4, 5), *IMAGE[:2]),
+        atol=1e-4,
+        why="sums of products of 40 elements cancel",
+    ),
+    Case("batch_norm_inference", batch_norm_inference, (*IMAGE, *STATS)),
+    Case("batch_norm_inference_bf16", batch_norm_inference, (*IMAGE_BF16, *STATS_BF16), atol=3e-2, why=ROUNDING),
+    Case(
+        "batch_norm_inference_mixed", batch_norm_inference, (IMAGE_BF16[0], *IMAGE[1:], *STATS), atol=3e-2, why=ROUNDING
+    ),
+    Case("batch_norm_training", batch_norm_training, (*IMAGE, *STATS)),
+    Case(
+        "batch_norm_training_bf16",
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+        IMAGE_BF16,
+        atol=3e-2,
+        why=ROUNDING,
+    ),
+    Case("batch_norm_functional", batch_norm_functional, (*IMAGE, *STATS)),
+    Case(
+        "batch_norm_backward",
+        batch_norm_backward,
+        (randn(3, 6, 4, 5), *IMAGE[:2], *STATS),
+        atol=1e-4,
+        why="sums of products of 60 elements cancel",
+    ),
+    Case("likelihoods", likelihoods, (randn(7, 5), ints(7, low=0, high=5), rand(5))),
+    Case("likelihoods_images", likelihoods, (randn(2, 5, 3, 4), ints(2, 3, 4, low=0, high=5), rand(5))),
+    Case("likelihoods_one", likelihoods, (randn(5), torch.tensor(3), rand(5))),
+    Case(
+        "likelihoods_bf16",
+        likelihoods,
+        (randn(7, 5, dtype=BF16), ints(7, low=0, high=5), rand(5, dtype=BF16)),
+        atol=2e-2,
+        why=ROUNDING,
+    ),
+    Case("likelihood_all_ignored", lambda x, t: F.nll_loss(x, t, ignore_index=1), (randn(4, 5), torch.ones(4).long())),
+    Case("likelihood_backward", likelihood_backward, (randn(), randn(7), randn(7, 5), ints(7, low=0, high=5), rand(5))),
+    Case(
+        "likelihood_backward_images",
+        likelihood_backward,
+        (randn(), randn(2, 3, 4), randn(2, 5, 3, 4), ints(2, 3, 4, low=0, high=5), rand(5)),
+    ),
+    Case("weight_norm", lambda v, g: torch._weight_norm(v, g, 0), (randn(4, 3, 5), randn(4, 1, 1))),
+    Case(
+        "weight_norm_backward", weight_norm_backward, (randn(4, 3, 5), randn(4, 3, 5), randn(4, 1, 1), randn(1, 1, 5))
+    ),
+    Case("rms_norm", lambda x, w: (F.rms_norm(x, (24,), w, 1e-6), F.rms_norm(x, (24,))), (randn(2, 3, 24), randn(24))),
+    Case(
+        "dynamic",
+        dynamic_norms,
+        (randn(3, 4, 5), randn(4), randn(4), ints(15, low=0, high=4)),
+        dynamic=True,
+        second=(randn(2, 4, 7), randn(4), randn(4), ints(14, low=0, high=4)),
+    ),
+]

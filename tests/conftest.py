@@ -1,0 +1,37 @@
+"""Shared set-up: the package's calls are type-checked, shapes and devices are fixtures."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TORCH_MAX_BACKEND_BEARTYPE", "1")  # before the package is imported
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from torch_max_backend import get_accelerators
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    """No compiled function of one test is seen by the next."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Every device that MAX can use: the CPU always, a GPU where there is one."""
+    if request.param == "cuda" and not (get_accelerators() and torch.cuda.is_available()):
+        pytest.skip("needs a GPU that MAX and torch can use")
+    return request.param
+
+
+@pytest.fixture(params=[(3, 4), (1, 4), (4,), (2, 3, 4), (0, 4), ()], ids=str)
+def shape(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    """Shapes with and without size 1, size 0 and dimensions."""
+    return request.param

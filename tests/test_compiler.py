@@ -1,0 +1,364 @@
+"""The compiler's promises that need more than values: fallback, errors, options, caching, threads, user lowerings."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from max.graph import TensorValue, ops
+from torch import nn
+
+from tests.programs import Block
+from torch_max_backend import map_to, reports
+from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.compiler.compile import store_for
+from torch_max_backend.diagnostics import report
+from torch_max_backend.errors import (
+    EnvironmentUnsupportedError,
+    MaxBackendError,
+    OptionError,
+    RegistrationError,
+    UnsupportedOpError,
+)
+from torch_max_backend.options import resolve
+
+aten = torch.ops.aten
+pytestmark = pytest.mark.xdist_group("compiler")
+
+
+def compiled(function, **options):  # type: ignore[no-untyped-def]
+    dynamic = options.pop("dynamic", None)
+    mode = options.pop("mode", None)
+    torch._dynamo.reset()
+    return torch.compile(function, backend="max_backend", dynamic=dynamic, mode=mode, options=options or None)
+
+
+def root_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return error
+
+
+def simple(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2 + 1).sum(0)
+
+
+# -- the front door ------------------------------------------------------------------------------------------------
+def test_found_by_name_without_import() -> None:
+    code = (
+        "import torch, sys; from torch._dynamo.backends.registry import list_backends, lookup_backend;"
+        "assert 'max_backend' in list_backends(); assert 'max' not in sys.modules;"
+        "print(lookup_backend('max_backend').__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "torch_max_backend.backend"
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes(mode: str) -> None:
+    x = torch.randn(3, 4)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(simple, backend="max_backend", mode=mode)(x), simple(x))
+
+
+def test_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(Exception, match="did you mean 'fallback'") as caught:
+        compiled(simple, falback="error")(torch.randn(3))
+    assert isinstance(root_cause(caught.value), OptionError)
+
+
+def test_meta_tensors_are_refused() -> None:
+    with pytest.raises(Exception, match="device 'meta' is not supported by max_backend"):
+        compiled(simple)(torch.randn(3, 4, device="meta"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_missing_gpu_is_named() -> None:
+    from torch_max_backend.runtime.session import check_device
+
+    with pytest.raises(EnvironmentUnsupportedError, match="MAX sees 0 GPU"):
+        check_device(torch.device("cuda", 0))
+
+
+# -- fallback ------------------------------------------------------------------------------------------------------
+def with_island(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = (x * 2).relu() + 1
+    q = torch.linalg.qr(y).Q.abs()
+    return (q + y).exp().sum(0), y
+
+
+def test_islands_run_in_torch_and_are_reported() -> None:
+    x = torch.randn(4, 4)
+    report.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        given = compiled(with_island, min_block_size=1)(x)
+    for a, b in zip(given, with_island(x), strict=True):
+        torch.testing.assert_close(a, b)
+    (last,) = reports()
+    assert last.stats.regions == 2
+    assert [i.op for i in last.islands] == ["aten.linalg_qr.default"]
+    assert "with_island" in last.islands[0].where
+    texts = [str(w.message) for w in caught if "max_backend: torch runs" in str(w.message)]
+    assert len(texts) == 1
+    assert "1 x aten.linalg_qr.default" in texts[0]
+    assert "torch.linalg.qr(y)" in texts[0]
+
+
+def test_strict_mode_names_op_reason_and_line() -> None:
+    with pytest.raises(Exception, match=r"aten\.linalg_qr") as caught:
+        compiled(with_island, fallback="error")(torch.randn(4, 4))
+    text = str(caught.value)
+    assert isinstance(root_cause(caught.value), UnsupportedOpError)
+    assert "torch.linalg.qr(y)" in text
+    assert re.search(r"test_compiler\.py:\d+", text)
+
+
+def test_small_regions_join_the_island() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.qr(x + 1).Q * 2
+
+    x = torch.randn(3, 3)
+    report.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(compiled(function, min_block_size=4)(x), function(x))
+    assert reports()[0].stats.regions == 0
+
+
+def test_torch_executed_ops() -> None:
+    x = torch.randn(3, 4)
+    report.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = compiled(simple, torch_executed_ops=["aten.add.Tensor"], min_block_size=1)(x)
+    torch.testing.assert_close(given, simple(x))
+    assert {i.op for i in reports()[0].islands} == {"aten.add.Tensor"}
+
+
+def test_complex_tensors_are_islands() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (torch.view_as_complex(x * 2) * 1j).abs()
+
+    x = torch.randn(3, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(compiled(function)(x), function(x))
+    with pytest.raises(Exception, match=r"MAX has no dtype for torch\.complex64|no lowering"):
+        compiled(function, fallback="error")(x)
+
+
+def test_data_dependent_sizes() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return ((x * 2)[x > 0] + 1).sum()
+
+    x = torch.randn(20)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = compiled(function, min_block_size=1)
+        torch.testing.assert_close(run(x), function(x))
+        torch.testing.assert_close(run(x.abs() + 1), function(x.abs() + 1))
+
+
+def test_random_ops_equal_eager() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mask = torch.bernoulli(torch.full_like(x, 0.5))
+        return x * mask + torch.rand_like(x), torch.randn(3) * 2, torch.randint(0, 9, (4,)) + 1
+
+    x = torch.randn(4, 5)
+    report.clear()
+    run = compiled(function, fallback="error")
+    torch.manual_seed(3)
+    wanted = function(x)
+    torch.manual_seed(3)
+    given = run(x)
+    for a, b in zip(given, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    assert not reports()[0].islands
+
+
+# -- user lowerings ------------------------------------------------------------------------------------------------
+def test_user_lowering_wins_over_a_decomposition() -> None:
+    original = aten_functions.lowerings.copy()
+    try:
+
+        @map_to(aten.addcmul.default)
+        def addcmul(self: TensorValue, tensor1: TensorValue, tensor2: TensorValue, *, value: float = 1) -> TensorValue:
+            return ops.mul(self, 100.0)  # not what addcmul does, so that it shows
+
+        x = torch.randn(3, 4)
+        run = compiled(lambda a, b, c: torch.addcmul(a, b, c), fallback="error")
+        torch.testing.assert_close(run(x, x, x), x * 100)
+    finally:
+        aten_functions.lowerings = original
+
+
+def test_user_lowering_of_a_custom_op() -> None:
+    @torch.library.custom_op("tmb_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @twice.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    original = aten_functions.lowerings.copy()
+    try:
+
+        @map_to(torch.ops.tmb_test.twice.default)
+        def lower(x: TensorValue) -> TensorValue:
+            return ops.mul(x, 2.0)
+
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(compiled(lambda a: twice(a) + 1, fallback="error")(x), x * 2 + 1)
+    finally:
+        aten_functions.lowerings = original
+
+
+def test_a_broken_lowering_is_named_not_believed() -> None:
+    original = aten_functions.lowerings.copy()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) + 1
+
+    try:
+
+        @map_to(aten.sin.default)
+        def sin(self: TensorValue) -> TensorValue:
+            return ops.unsqueeze(ops.sin(self), 0)
+
+        x = torch.randn(3, 4)
+        with pytest.raises(Exception, match=r"aten\.sin\.default: output 0 has shape .*torch promises"):
+            compiled(function, fallback="error")(x)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.testing.assert_close(compiled(function)(x), function(x))
+        assert any("aten.sin.default" in str(w.message) for w in caught)
+    finally:
+        aten_functions.lowerings = original
+
+
+def test_registration_errors() -> None:
+    with pytest.raises(RegistrationError, match="expects an op such as"):
+        map_to(torch.add)(lambda self, other: self)  # type: ignore[arg-type]
+    with pytest.raises(RegistrationError, match="does not take"):
+        map_to(aten.addmm.default)(lambda self: self)
+
+
+# -- the cache -----------------------------------------------------------------------------------------------------
+def test_cache_hit_corrupt_entry_and_no_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(5, 7)
+
+    def run(folder: Path) -> int:
+        report.clear()
+        torch.testing.assert_close(compiled(simple, cache_dir=str(folder))(x), simple(x))
+        return reports()[0].stats.hits
+
+    assert run(tmp_path) == 0
+    assert run(tmp_path) == 1
+    (blob,) = tmp_path.rglob("*.mef")
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    with caplog.at_level(logging.WARNING, "torch_max_backend"):
+        assert run(tmp_path) == 0
+    assert "is corrupt: compiling again" in caplog.text
+    assert run(tmp_path) == 1
+    file = tmp_path / "a_file"
+    file.write_text("")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "torch_max_backend"):
+        run(file / "below")
+    assert "cannot be written" in caplog.text
+
+
+def test_equal_functions_share_an_entry(tmp_path: Path) -> None:
+    options = resolve({"cache_dir": str(tmp_path)})
+
+    def one(alpha: torch.Tensor) -> torch.Tensor:
+        beta = alpha * 3
+        return beta + 1
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x * 3 + 1
+
+    for function in (one, other):
+        compiled(function, cache_dir=str(tmp_path))(torch.randn(4, 4))
+    assert store_for(options).usage()[0] == 1
+
+
+# -- running -------------------------------------------------------------------------------------------------------
+def test_module_with_buffers_and_moving_weights() -> None:
+    eager, given = Block(), Block()
+    given.load_state_dict(eager.state_dict())
+    run = compiled(given, fallback="error")
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(run(x), eager(x))
+        for module in (eager, given):
+            module.linear.weight.mul_(2)  # in place: seen through the same memory
+        torch.testing.assert_close(run(x), eager(x))
+        for module in (eager, given):
+            module.linear.weight.data = module.linear.weight.data * 0.5 + 1  # other memory
+        torch.testing.assert_close(run(x), eager(x))
+    assert given.steps == eager.steps == 4
+
+
+def test_training_step() -> None:
+    eager, given = (nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)) for _ in range(2))
+    given.load_state_dict(eager.state_dict())
+    run = compiled(given)
+    x = torch.randn(4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for model in (eager, run):
+            model(x).square().mean().backward()
+    for a, b in zip(given.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_threads() -> None:
+    run = compiled(simple, fallback="error", dynamic=True)
+    run(torch.randn(3, 4))
+    run(torch.randn(5, 6))
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        try:
+            generator = torch.Generator().manual_seed(seed)
+            for _ in range(50):
+                x = torch.randn(5, 6, generator=generator)
+                if not torch.allclose(run(x), simple(x)):
+                    wrong.append(seed)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_errors_are_one_tree() -> None:
+    assert issubclass(UnsupportedOpError, MaxBackendError)
+    assert issubclass(OptionError, MaxBackendError)
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_second_batch_size_does_not_compile_again(factor: int) -> None:
+    run = compiled(simple, fallback="error", dynamic=True)
+    run(torch.randn(4, 6))
+    report.clear()
+    x = torch.randn(4 * factor, 6)
+    torch.testing.assert_close(run(x), simple(x))
+    assert reports() == []

@@ -1,0 +1,369 @@
+"""Convolutions.
+
+MAX convolves channels-last images with ``[R, S, C, F]`` filters on a CPU, and with torch's own ``[F, C, R, S]`` ones on
+a GPU. Everything here is written for any number of spatial sizes: one is computed as two, with a height of 1.
+
+A transposed convolution is a plain one: output ``o`` of stride ``s`` belongs to phase ``o % s``, and every phase is a
+convolution of the small image with every ``s``-th filter tap. All phases are computed at once, as channels, and then
+interleaved. That needs no kernel of its own, knows groups and every output padding, and multiplies no inserted zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from max.dtype import DType
+from max.graph import Dim, TensorValue, ops
+from max.graph.type import FilterLayout
+
+from torch_max_backend.aten_functions.common import cast, full, mojo_op, numel, permute, rebind, reshape, static
+from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
+from torch_max_backend.aten_functions.dtypes import accumulator
+from torch_max_backend.aten_functions.matmul import product
+from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.errors import Unsupported
+
+Ints = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The geometry of a convolution, one number per spatial size."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every output reads inputs that touch each other, without padding."""
+        return set(self.stride) == {1} and set(self.padding) == {0}
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------------
+def _channels_last(x: TensorValue) -> TensorValue:
+    """``[N, C, *S]`` as ``[N, *S, C]``, as a transpose of matrices: MAX's general permute takes twice the time."""
+    flat = reshape(x, [x.shape[0], x.shape[1], numel(x.shape[2:])])
+    return reshape(permute(flat, [0, 2, 1]), [x.shape[0], *x.shape[2:], x.shape[1]])
+
+
+def _channels_first(x: TensorValue) -> TensorValue:
+    """The inverse of :func:`_channels_last`."""
+    flat = reshape(x, [x.shape[0], numel(x.shape[1:-1]), x.shape[-1]])
+    return reshape(permute(flat, [0, 2, 1]), [x.shape[0], x.shape[-1], *x.shape[1:-1]])
+
+
+def _filter_last(weight: TensorValue) -> TensorValue:
+    """``[F, C, *K]`` as ``[*K, C, F]``."""
+    return permute(weight, [*range(2, weight.rank), 1, 0])
+
+
+def _cut(x: TensorValue, axis: int, start: int, size: Dim) -> TensorValue:
+    """``size`` elements of ``axis`` from ``start`` on."""
+    if start == 0 and x.shape[axis] == size:
+        return x
+    index: list[object] = [slice(None)] * x.rank
+    index[axis] = (slice(start, Dim(start) + size), size)
+    return ops.slice_tensor(x, index)  # type: ignore[arg-type]
+
+
+def _pad(x: TensorValue, before: Ints, after: Ints, first: int) -> TensorValue:
+    """Zeros around the axes from ``first`` on."""
+    if not any(before) and not any(after):
+        return x
+    paddings = [0] * (2 * x.rank)
+    for i, (low, high) in enumerate(zip(before, after, strict=True)):
+        paddings[2 * (first + i)], paddings[2 * (first + i) + 1] = low, high
+    return ops.pad(x, paddings)
+
+
+def _ints(name: str, values: Sequence[int | Dim], rank: int) -> tuple[int, ...]:
+    """One number per spatial size; torch repeats a single one."""
+    numbers = [static(v) for v in values]
+    if any(n is None for n in numbers):
+        raise Unsupported(f"{name} must be known at compile time, got {list(values)}")
+    found = tuple(n for n in numbers if n is not None)
+    return found * rank if len(found) == 1 else found
+
+
+# -- the plain convolution ---------------------------------------------------------------------------------------------
+def _convolve(
+    x: TensorValue,
+    weight: TensorValue,
+    bias: TensorValue | None,
+    window: Window,
+    after: tuple[int, ...] | None = None,
+) -> TensorValue:
+    """``x [N, C, *S]`` with ``weight [F, C/groups, *K]``; ``after`` pads the far ends, where that differs."""
+    if len(window.stride) == 1:
+        flat = Window((1, *window.stride), (0, *window.padding), (1, *window.dilation), window.groups)
+        image, taps = ops.unsqueeze(x, 2), ops.unsqueeze(weight, 2)
+        return ops.squeeze(_convolve(image, taps, bias, flat, None if after is None else (0, *after)), 2)
+    if _is_pointwise(x, weight, window) and not any(after or ()):
+        return _pointwise(x, weight, bias)
+    paddings = [n for pair in zip(window.padding, after or window.padding, strict=True) for n in pair]
+    on_gpu = x.device.is_gpu()
+    spatial = len(window.stride)
+    convolution = ops.conv2d if spatial == 2 else ops.conv3d
+    layouts = (FilterLayout.FCRS, FilterLayout.RSCF) if spatial == 2 else (FilterLayout.FCQRS, FilterLayout.QRSCF)
+    y = convolution(
+        _channels_last(x),
+        weight if on_gpu else _filter_last(weight),
+        window.stride,  # type: ignore[arg-type]
+        window.dilation,  # type: ignore[arg-type]
+        tuple(paddings),  # type: ignore[arg-type]
+        window.groups,
+        bias,
+        filter_layout=layouts[0] if on_gpu else layouts[1],
+    )
+    return _channels_first(y)
+
+
+def _is_pointwise(x: TensorValue, weight: TensorValue, window: Window) -> bool:
+    """Whether this is one product per image. On a GPU the convolution kernels are at least as fast, and exact."""
+    one = all(static(k) == 1 for k in weight.shape[2:])
+    return one and window.is_plain and window.groups == 1 and not x.device.is_gpu()
+
+
+def _pointwise(x: TensorValue, weight: TensorValue, bias: TensorValue | None) -> TensorValue:
+    """A convolution with a filter of one tap: needs no other layout."""
+    taps = reshape(weight, [weight.shape[0], weight.shape[1]])
+    images = reshape(x, [x.shape[0], x.shape[1], numel(x.shape[2:])])
+    if static(x.shape[0]) == 1:
+        y = ops.matmul(taps, rebind(ops.squeeze(images, 0), [taps.shape[1], images.shape[2]]))
+    else:
+        y = ops.matmul(taps, rebind(images, [images.shape[0], taps.shape[1], images.shape[2]]))
+    if bias is not None:
+        y = ops.add(y, ops.unsqueeze(bias, 1))
+    return reshape(y, [x.shape[0], weight.shape[0], *x.shape[2:]])
+
+
+# -- the transposed convolution ----------------------------------------------------------------------------------------
+def _convolve_transposed(x: TensorValue, weight: TensorValue, window: Window, sizes: Sequence[Dim]) -> TensorValue:
+    """``x [N, C, *S]`` with ``weight [C, F/groups, *K]`` to ``[N, F, *sizes]``: the gradient of a convolution.
+
+    ``sizes`` may be any that the geometry allows: it stands for torch's output padding.
+    """
+    if any(s > 1 and d > 1 for s, d in zip(window.stride, window.dilation, strict=True)):
+        x, window = _spread(x, window)
+    kernel = [_known(k) for k in weight.shape[2:]]
+    stride, groups = window.stride, window.groups
+    taps = [-(-k // s) for k, s in zip(kernel, stride, strict=True)]
+    phases = _phase_filters(weight, window, kernel, taps)
+    # Output o + padding = q * stride + phase. Quotients are computed from `first` on, which is where `o = 0` lies.
+    reach = [d * (t - 1) for d, t in zip(window.dilation, taps, strict=True)]
+    first = [min(p // s, r) for p, s, r in zip(window.padding, stride, reach, strict=True)]
+    before = [r - f for r, f in zip(reach, first, strict=True)]
+    full_reach = [d * (k - 1) + 1 for d, k in zip(window.dilation, kernel, strict=True)]
+    after = [max(0, -(-(k + s - 1 - p) // s) - 1) for k, s, p in zip(full_reach, stride, window.padding, strict=True)]
+    ones = (1,) * len(stride)
+    y = _convolve(x, phases, None, Window(ones, tuple(before), window.dilation, groups), tuple(after))
+    y = _interleave(y, stride)
+    for i, (p, s, f, size) in enumerate(zip(window.padding, stride, first, sizes, strict=True)):
+        y = _cut(y, 2 + i, p - s * f, size)
+    return y
+
+
+def _known(size: Dim | int) -> int:
+    number = static(size)
+    if number is None:
+        raise Unsupported(f"the filter's sizes must be known at compile time, got {size}")
+    return number
+
+
+def _spread(x: TensorValue, window: Window) -> tuple[TensorValue, Window]:
+    """``stride - 1`` zeros after every element but the last, and the window of stride 1 that then gives the same."""
+    sizes = list(x.shape[2:])
+    for axis, (size, stride) in enumerate(zip(sizes, window.stride, strict=True), start=2):
+        if stride == 1:
+            continue
+        split = [*x.shape[:axis], x.shape[axis], 1, *x.shape[axis + 1 :]]
+        wide = _pad(reshape(x, split), [0], [stride - 1], axis + 1)
+        joined = reshape(wide, [*x.shape[:axis], x.shape[axis] * stride, *x.shape[axis + 1 :]])
+        x = _cut(joined, axis, 0, (size - 1) * stride + 1)
+    return x, Window((1,) * len(sizes), window.padding, window.dilation, window.groups)
+
+
+def _phase_filters(weight: TensorValue, window: Window, kernel: Ints, taps: Ints) -> TensorValue:
+    """``[C, F/g, *K]`` to ``[F * phases, C/g, *taps]``: tap ``m`` of phase ``r`` is ``w[r + s * (taps - 1 - m)]``."""
+    stride, groups, spatial = window.stride, window.groups, len(kernel)
+    channels, features = weight.shape[0], weight.shape[1]
+    more = [t * s - k for t, s, k in zip(taps, stride, kernel, strict=True)]
+    w = _pad(weight, [0] * spatial, more, 2)
+    for axis, count in enumerate(taps, start=2):
+        # Turn the taps around within their phase; phases stay in order.
+        s = stride[axis - 2]
+        pieces = [_cut(w, axis, s * m, Dim(s)) for m in reversed(range(count))]
+        w = ops.concat(pieces, axis=axis) if count > 1 else w
+    split = [size for t, s in zip(taps, stride, strict=True) for size in (t, s)]
+    w = reshape(w, [groups, channels // groups, features, *split])
+    tap_axes = [3 + 2 * i for i in range(spatial)]
+    phase_axes = [4 + 2 * i for i in range(spatial)]
+    w = permute(w, [0, 2, *phase_axes, 1, *tap_axes])
+    return reshape(w, [features * groups * _times(stride), channels // groups, *taps])
+
+
+def _times(numbers: Ints) -> int:
+    total = 1
+    for n in numbers:
+        total *= n
+    return total
+
+
+def _interleave(y: TensorValue, stride: Ints) -> TensorValue:
+    """``[N, F * phases, *Q]`` to ``[N, F, *(Q * stride)]``."""
+    phases = _times(stride)
+    if phases == 1:
+        return y
+    spatial = len(stride)
+    features, sizes = y.shape[1] // phases, list(y.shape[2:])
+    y = reshape(y, [y.shape[0], features, *stride, *sizes])
+    order = [axis for i in range(spatial) for axis in (2 + spatial + i, 2 + i)]
+    y = permute(y, [0, 1, *order])
+    return reshape(y, [y.shape[0], features, *(q * s for q, s in zip(sizes, stride, strict=True))])
+
+
+# -- the op ------------------------------------------------------------------------------------------------------------
+def _check(x: TensorValue, weight: TensorValue) -> None:
+    if not 3 <= x.rank <= 5 or x.rank != weight.rank:
+        raise Unsupported(f"1 to 3 spatial sizes with a batch, got {x.rank} and {weight.rank} dimensions")
+    if not x.dtype.is_float():
+        raise Unsupported(f"MAX convolves floating-point numbers, got {x.dtype}")
+    if x.device.is_gpu() and x.dtype == DType.float64:
+        raise Unsupported("on a GPU MAX convolves float32, float16 and bfloat16, got float64")
+
+
+def _is_empty(*values: TensorValue) -> bool:
+    return any(static(d) == 0 for v in values for d in v.shape)
+
+
+def _computed(x: TensorValue) -> TensorValue:
+    """In the dtype to compute in: MAX's CPU kernels sum 16-bit floats in 16 bits, and slowly."""
+    return x if x.device.is_gpu() else cast(x, accumulator(x.dtype))
+
+
+# convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
+#   bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
+@map_to(aten.convolution.default, how="max", limits="floating point; 1 to 3 spatial sizes")
+def convolution(
+    input: TensorValue,
+    weight: TensorValue,
+    bias: TensorValue | None,
+    stride: Sequence[int | Dim],
+    padding: Sequence[int | Dim],
+    dilation: Sequence[int | Dim],
+    transposed: bool,
+    output_padding: Sequence[int | Dim],
+    groups: int,
+) -> TensorValue:
+    _check(input, weight)
+    window = _window(input, stride, padding, dilation, groups)
+    x, w = _computed(input), _computed(weight)
+    shift = None if bias is None else _computed(bias)
+    if _is_empty(input, weight):
+        y = full(0, out_shape(), x.dtype, x.device)
+        if shift is not None:
+            y = ops.add(y, reshape(shift, [shift.shape[0], *[1] * len(window.stride)]))
+        return cast(y, out_dtype())
+    if not transposed:
+        return cast(_convolve(x, w, shift, window), out_dtype())
+    y = _convolve_transposed(x, w, window, out_shape()[2:])
+    if shift is not None:
+        y = ops.add(y, reshape(shift, [shift.shape[0], *[1] * len(window.stride)]))
+    return cast(y, out_dtype())
+
+
+def _window(
+    x: TensorValue,
+    stride: Sequence[int | Dim],
+    padding: Sequence[int | Dim],
+    dilation: Sequence[int | Dim],
+    groups: int | Dim,
+) -> Window:
+    spatial = x.rank - 2
+    (count,) = _ints("groups", [groups], 1)
+    numbers = (_ints(n, v, spatial) for n, v in (("stride", stride), ("padding", padding), ("dilation", dilation)))
+    return Window(*numbers, groups=count)
+
+
+# convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride,
+#   SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask)
+#   -> (Tensor, Tensor, Tensor)
+@map_to(aten.convolution_backward.default, limits="floating point; 1 to 3 spatial sizes")
+def convolution_backward(
+    grad_output: TensorValue,
+    input: TensorValue,
+    weight: TensorValue,
+    bias_sizes: Sequence[int | Dim] | None,
+    stride: Sequence[int | Dim],
+    padding: Sequence[int | Dim],
+    dilation: Sequence[int | Dim],
+    transposed: bool,
+    output_padding: Sequence[int | Dim],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> list[TensorValue | None]:
+    _check(input, weight)
+    window = _window(input, stride, padding, dilation, groups)
+    g, x, w = (_computed(t) for t in (grad_output, input, weight))
+    wanted = [m and is_used(i) for i, m in enumerate(output_mask)]
+    results: list[TensorValue | None] = [None, None, None]
+    if _is_empty(grad_output, input, weight):
+        return [full(0, out_shape(i), out_dtype(i), g.device) if m else None for i, m in enumerate(wanted)]
+    if wanted[0]:
+        if transposed:
+            image = _convolve(g, w, None, window)
+            results[0] = rebind(image, x.shape)
+        else:
+            results[0] = _convolve_transposed(g, w, window, list(x.shape[2:]))
+    if wanted[1]:
+        # A transposed convolution is the gradient of the plain one from its output to its input.
+        results[1] = _weight_gradient(x, g, w, window) if transposed else _weight_gradient(g, x, w, window)
+    if wanted[2]:
+        rows = reshape(permute(g, [1, 0, *range(2, g.rank)]), [g.shape[1], g.shape[0] * numel(g.shape[2:])])
+        results[2] = reshape(ops.sum(cast(rows, accumulator(rows.dtype)), axis=1), [g.shape[1]])
+    return [None if r is None else cast(r, out_dtype(i)) for i, r in enumerate(results)]
+
+
+def _weight_gradient(small: TensorValue, image: TensorValue, weight: TensorValue, window: Window) -> TensorValue:
+    """``[F, C/groups, *K]`` from ``small [N, F, *O]`` and the ``image [N, C, *S]`` that gave it.
+
+    Every tap's gradient is a sum over the batch and all positions; the taps are laid side by side, so that all of them
+    are one product of matrices.
+    """
+    kernel = [_known(k) for k in weight.shape[2:]]
+    groups, sizes = window.groups, list(small.shape[2:])
+    features, channels = small.shape[1] // groups, image.shape[1] // groups
+    positions = small.shape[0] * numel(sizes)
+    rows = reshape(_channel_rows(small), [groups, features, positions])
+    columns = unfold(_channel_rows(image), kernel, window, sizes)
+    columns = reshape(columns, [groups, channels * _times(kernel), positions])
+    if static(channels) == 1 and static(features) == 1 and groups > 1:
+        # Depthwise: a product would have one row.
+        return reshape(ops.sum(ops.mul(columns, rows), axis=2), weight.shape)
+    if groups == 1:
+        return reshape(product(ops.squeeze(rows, 0), permute(ops.squeeze(columns, 0), [1, 0])), weight.shape)
+    return reshape(product(rows, permute(columns, [0, 2, 1])), weight.shape)
+
+
+def _channel_rows(x: TensorValue) -> TensorValue:
+    """``[N, C, *S]`` as ``[C, N, *S]``."""
+    flat = permute(reshape(x, [x.shape[0], x.shape[1], numel(x.shape[2:])]), [1, 0, 2])
+    return reshape(flat, [x.shape[1], x.shape[0], *x.shape[2:]])
+
+
+def unfold(x: TensorValue, kernel: Ints, window: Window, sizes: Sequence[Dim]) -> TensorValue:
+    """What every filter tap reads: ``x [A, B, *S]`` as ``[A, taps, B, positions]``, zeros where it is padding."""
+    more = 3 - len(kernel)
+    image = reshape(x, [x.shape[0], x.shape[1], *[1] * more, *x.shape[2:]])
+    parameters: dict[str, int] = {}
+    for name, values, one in (
+        ("k", kernel, 1), ("s", window.stride, 1), ("p", window.padding, 0), ("d", window.dilation, 1),
+    ):  # fmt: skip
+        parameters |= {name + axis: v for axis, v in zip("dhw", [one] * more + list(values), strict=True)}
+    wide = [Dim(1)] * more + list(sizes)
+    shape = [x.shape[0], Dim(_times(kernel)), x.shape[1] * wide[0], wide[1], wide[2]]
+    (columns,) = mojo_op("tmb_unfold", [image], [(x.dtype, shape)], parameters)
+    return reshape(columns, [x.shape[0], _times(kernel), x.shape[1], numel(sizes)])

@@ -1,0 +1,273 @@
+"""Elementary functions with torch's special values, composed of MAX ops.
+
+MAX's own ``exp``, ``tanh``, ``sigmoid``, ``acos``, ``pow`` and ``relu`` lose NaN, saturate below infinity, or are less
+accurate than torch's in some dtype. The functions here are what lowerings should call. Each takes and returns values
+of one floating dtype; 16-bit floats are computed in float32 and rounded once. They fuse like any elementwise op: the
+corrections cost no measurable time in a kernel that reads and writes memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from max.dtype import DType
+from max.graph import TensorValue, ops
+
+from torch_max_backend.aten_functions.common import cast, constant
+from torch_max_backend.aten_functions.dtypes import accumulator
+
+Function = Callable[..., TensorValue]
+NAN, INF = math.nan, math.inf
+
+
+def number(value: bool | int | float, like: TensorValue) -> TensorValue:
+    """A 0-d constant in the dtype and on the device of ``like``."""
+    return constant(value, like.dtype, like.device)
+
+
+def in_accumulator(function: Function) -> Function:
+    """Run ``function`` in float32 when its tensors are 16-bit floats, and round its result once."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **options: Any) -> TensorValue:
+        dtype = next(a.dtype for a in (*args, *options.values()) if isinstance(a, TensorValue))
+        wide = accumulator(dtype)
+        if wide == dtype:
+            return function(*args, **options)
+        result = function(*(_widened(a, wide) for a in args), **{k: _widened(v, wide) for k, v in options.items()})
+        return cast(result, dtype)
+
+    return wrapped
+
+
+def _widened(value: Any, dtype: DType) -> Any:
+    return cast(value, dtype) if isinstance(value, TensorValue) else value
+
+
+def in_float64(function: Function) -> Function:
+    """Run ``function`` in float64 whatever the dtype, and round its result once: for functions without a fast path."""
+
+    @functools.wraps(function)
+    def wrapped(*args: TensorValue) -> TensorValue:
+        dtype = args[0].dtype
+        return cast(function(*(cast(a, DType.float64) for a in args)), dtype)
+
+    return wrapped
+
+
+# -- selections ----------------------------------------------------------------------------------------------------
+def either(*conditions: TensorValue) -> TensorValue:
+    """Whether any of the conditions holds."""
+    return functools.reduce(ops.logical_or, conditions)
+
+
+def both(*conditions: TensorValue) -> TensorValue:
+    """Whether all conditions hold."""
+    return functools.reduce(ops.logical_and, conditions)
+
+
+def less(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x < y``; MAX has only ``>``."""
+    return ops.greater(y, x)
+
+
+def not_equal(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x != y``, True if either is NaN (MAX's ``not_equal`` is False then)."""
+    return ops.logical_not(ops.equal(x, y)) if x.dtype.is_float() else ops.not_equal(x, y)
+
+
+def truth(x: TensorValue) -> TensorValue:
+    """Anything but zero is true, NaN too."""
+    return x if x.dtype == DType.bool else not_equal(x, number(0, x))
+
+
+def is_negative(x: TensorValue) -> TensorValue:
+    """The sign bit of a number; of a NaN, False."""
+    zero = number(0, x)
+    return either(less(x, zero), both(ops.equal(x, zero), less(ops.div(number(1, x), x), zero)))
+
+
+def with_sign_of(magnitude: TensorValue, x: TensorValue) -> TensorValue:
+    """A non-negative ``magnitude`` with the sign of the number ``x``."""
+    return ops.where(is_negative(x), ops.negate(magnitude), magnitude)
+
+
+def keep_nan(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x`` where it is NaN, else ``y``."""
+    return ops.where(ops.is_nan(x), x, y)
+
+
+def maximum(x: TensorValue, y: TensorValue) -> TensorValue:
+    """The larger one; NaN if either is (MAX's ``max`` ignores NaN)."""
+    if not x.dtype.is_float():
+        return ops.max(x, y)
+    return ops.where(either(ops.greater_equal(x, y), ops.is_nan(x)), x, y)
+
+
+def minimum(x: TensorValue, y: TensorValue) -> TensorValue:
+    """The smaller one; NaN if either is."""
+    if not x.dtype.is_float():
+        return ops.min(x, y)
+    return ops.where(either(ops.greater_equal(y, x), ops.is_nan(x)), x, y)
+
+
+def at_least(x: TensorValue, low: TensorValue) -> TensorValue:
+    """``x`` raised to ``low`` where it is below; a NaN ``x`` stays, a NaN ``low`` must not occur."""
+    return ops.where(less(x, low), low, x)
+
+
+def at_most(x: TensorValue, high: TensorValue) -> TensorValue:
+    """``x`` lowered to ``high`` where it is above; a NaN ``x`` stays, a NaN ``high`` must not occur."""
+    return ops.where(ops.greater(x, high), high, x)
+
+
+def relu(x: TensorValue) -> TensorValue:
+    """``max(x, 0)`` that keeps NaN, and -0.0 as torch does."""
+    return at_least(x, number(0, x))
+
+
+# -- exponentials --------------------------------------------------------------------------------------------------
+_SHIFT = 1.375  # exact in binary, so that x - 1.375 is exact for x near the overflow of exp
+
+
+@in_accumulator
+def exp(x: TensorValue) -> TensorValue:
+    """e**x. MAX's float32 exp saturates at 2.4e38 (x = 88.38) and loses NaN; its float64 exp has nine digits."""
+    if x.dtype == DType.float64:
+        return _exp_float64(x)
+    large = ops.greater(x, number(88.0, x))
+    shifted = ops.exp(ops.where(large, ops.sub(x, number(_SHIFT, x)), x))
+    return keep_nan(x, ops.mul(shifted, ops.where(large, number(math.exp(_SHIFT), x), number(1, x))))
+
+
+def _exp_float64(x: TensorValue) -> TensorValue:
+    """exp(x/2) squared; MAX's nine digits become sixteen by one Newton step on its accurate log."""
+    half = ops.mul(at_most(at_least(x, number(-750.0, x)), number(710.0, x)), number(0.5, x))
+    rough = ops.exp(half)
+    root = ops.add(rough, ops.mul(rough, ops.sub(half, ops.log(rough))))
+    return keep_nan(x, ops.mul(root, root))
+
+
+@in_accumulator
+def tanh(x: TensorValue) -> TensorValue:
+    """tanh(x); MAX's makes 1.0 of NaN, and is off by 0.13 in float16."""
+    return keep_nan(x, ops.tanh(x))
+
+
+@in_accumulator
+def expm1(x: TensorValue) -> TensorValue:
+    """e**x - 1 without cancellation: 2t/(1-t) with t = tanh(x/2) near zero."""
+    t = ops.tanh(ops.mul(x, number(0.5, x)))
+    near = ops.div(ops.add(t, t), ops.sub(number(1, x), t))
+    far = ops.sub(exp(x), number(1, x))
+    return ops.where(less(ops.abs(x), number(1, x)), near, far)
+
+
+@in_accumulator
+def sigmoid(x: TensorValue) -> TensorValue:
+    """1/(1+e**-x); MAX's makes 0.0 of NaN, and has nine digits in float64."""
+    if x.dtype == DType.float64:
+        return ops.div(number(1, x), ops.add(number(1, x), exp(ops.negate(x))))
+    return keep_nan(x, ops.sigmoid(x))
+
+
+@in_accumulator
+def softplus(x: TensorValue) -> TensorValue:
+    """log(1 + e**x) without overflow."""
+    return ops.add(relu(x), ops.log1p(exp(ops.negate(ops.abs(x)))))
+
+
+# -- powers --------------------------------------------------------------------------------------------------------
+_LONGEST_CHAIN = 8  # rounding errors of a product of n factors add up to n/2 ulp
+
+
+def power(x: TensorValue, exponent: int | float) -> TensorValue:
+    """``x`` to a constant power, with torch's shortcuts: products, square roots and reciprocals."""
+    if exponent == 0:
+        return ops.broadcast_to(number(1, x), x.shape)
+    if exponent in (0.5, -0.5):
+        return _wide(ops.sqrt if exponent > 0 else ops.rsqrt, x)
+    if exponent == int_or_none(exponent) and abs(exponent) <= _LONGEST_CHAIN:
+        return _wide(lambda v: _product_chain(v, int(exponent)), x)
+    return pow_float(x, number(exponent, cast(x, DType.float64)))
+
+
+def int_or_none(value: int | float) -> int | None:
+    """The value as an int if it is one."""
+    return int(value) if math.isfinite(value) and value == int(value) else None
+
+
+def _wide(function: Function, x: TensorValue) -> TensorValue:
+    return in_accumulator(function)(x)
+
+
+def _product_chain(x: TensorValue, n: int) -> TensorValue:
+    result = integer_power(x, abs(n))
+    return result if n > 0 else ops.div(number(1, x), result)
+
+
+def integer_power(x: TensorValue, n: int) -> TensorValue:
+    """``x`` to a positive constant integer power by squaring; integers wrap around."""
+    result: TensorValue | None = None
+    square = x
+    while n:
+        if n & 1:
+            result = square if result is None else ops.mul(result, square)
+        n >>= 1
+        square = ops.mul(square, square) if n else square
+    assert result is not None, "integer_power needs n > 0"
+    return result
+
+
+def pow_float(x: TensorValue, y: TensorValue) -> TensorValue:
+    """C's ``pow`` of floats, in the dtype of ``x``; computed in float64, because MAX's is off at its special values.
+
+    The result of float32 and shorter dtypes is the rounded exact one, but for a few parts in a billion.
+    """
+    dtype = x.dtype
+    exact = dtype == DType.float64
+    x, y = cast(x, DType.float64), cast(y, DType.float64)
+    zero, one = number(0, x), number(1, x)
+    log_of_size = ops.mul(y, ops.log(ops.abs(x)))
+    size = exp(log_of_size) if exact else ops.exp(log_of_size)
+    whole = ops.equal(ops.trunc(y), y)
+    half = ops.mul(y, number(0.5, x))
+    odd = both(whole, ops.not_equal(ops.trunc(half), half))
+    signed = ops.where(both(odd, is_negative(x)), ops.negate(size), size)
+    # A finite negative base has no real power that is not whole; -inf has (C: pow(-inf, 0.5) is inf).
+    undefined = both(less(x, zero), ops.logical_not(whole), ops.logical_not(ops.is_inf(x)))
+    undefined = either(undefined, ops.is_nan(x), ops.is_nan(y))
+    is_one = either(ops.equal(y, zero), ops.equal(x, one), both(ops.equal(ops.abs(x), one), ops.is_inf(y)))
+    result = ops.where(is_one, one, ops.where(undefined, number(NAN, x), signed))
+    return cast(result, dtype)
+
+
+def pow_of_positive(base: float, y: TensorValue) -> TensorValue:
+    """A positive finite constant to the power ``y``, in the dtype of ``y``."""
+    wide = cast(y, DType.float64)
+    if base == 1.0:
+        return ops.broadcast_to(number(1, y), y.shape)
+    exponent = ops.mul(wide, number(math.log(base), wide))
+    size = exp(exponent) if y.dtype == DType.float64 else ops.exp(exponent)
+    return keep_nan(y, cast(size, y.dtype))
+
+
+# -- series --------------------------------------------------------------------------------------------------------
+def polynomial(x: TensorValue, coefficients: Sequence[float]) -> TensorValue:
+    """Horner's rule; the constant term comes first."""
+    result = number(coefficients[-1], x)
+    for c in reversed(coefficients[:-1]):
+        result = ops.add(ops.mul(result, x), number(c, x))
+    return result
+
+
+def chebyshev(t: TensorValue, coefficients: Sequence[float]) -> TensorValue:
+    """Clenshaw's sum of Chebyshev polynomials, ``t`` in [-1, 1]."""
+    double = ops.add(t, t)
+    older, newer = number(0, t), number(coefficients[-1], t)
+    for c in reversed(coefficients[1:-1]):
+        older, newer = newer, ops.add(ops.sub(ops.mul(double, newer), older), number(c, t))
+    return ops.add(ops.sub(ops.mul(t, newer), older), number(coefficients[0], t))

@@ -1,0 +1,61 @@
+"""Embedding lookups and their gradients."""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph import Dim, TensorValue, ops
+
+from torch_max_backend.aten_functions.common import broadcast_to, cast, constant, full, numel, reshape, static, tensor
+from torch_max_backend.aten_functions.context import out_shape
+from torch_max_backend.aten_functions.dtypes import accumulator
+from torch_max_backend.aten_functions.indices import readable, take_rows, write_rows
+from torch_max_backend.aten_functions.registry import aten, map_to
+
+
+# embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False)
+#     -> Tensor
+@map_to(aten.embedding.default, how="max")
+def embedding(
+    weight: TensorValue,
+    indices: TensorValue,
+    padding_idx: int | Dim = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> TensorValue:
+    """The options concern the gradient. An index out of range fails the run on the CPU and is clamped on a GPU."""
+    if any(static(d) == 0 for d in out_shape()):
+        return full(0, out_shape(), weight.dtype, weight.device)
+    return take_rows(weight, readable(indices, weight.shape[0], wraps=False), 0)
+
+
+# embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx,
+#     bool scale_grad_by_freq) -> Tensor
+@map_to(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    grad_output: TensorValue,
+    indices: TensorValue,
+    num_weights: int | Dim,
+    padding_idx: int | Dim,
+    scale_grad_by_freq: bool,
+) -> TensorValue:
+    """Rows of the gradient are added up by index.
+
+    The lookup has raised for indices out of range already: here they are clamped, which costs nothing.
+    """
+    shape, dtype, device = out_shape(), grad_output.dtype, grad_output.device
+    if any(static(d) == 0 for d in indices.shape):
+        return full(0, shape, dtype, device)
+    count = numel(indices.shape)
+    last = tensor(Dim(num_weights) - 1, DType.int64, device)
+    at = ops.max(ops.min(reshape(cast(indices, DType.int64), [count]), last), 0)
+    wide = accumulator(dtype)
+    grad = cast(reshape(grad_output, [count, shape[1]]), wide)
+    if scale_grad_by_freq:
+        ones = full(1, [count], wide, device)
+        uses = write_rows(full(0, [shape[0]], wide, device), 1, at, ones, "sum")
+        grad = ops.div(grad, reshape(take_rows(uses, at, 0), [count, 1]))
+    if not (isinstance(padding_idx, int) and padding_idx < 0):
+        is_padding = ops.equal(at, tensor(padding_idx, DType.int64, device))
+        zeros = broadcast_to(constant(0, wide, device), grad.shape)
+        grad = ops.where(broadcast_to(reshape(is_padding, [count, 1]), grad.shape), zeros, grad)
+    return cast(write_rows(full(0, shape, wide, device), 1, at, grad, "sum"), dtype)

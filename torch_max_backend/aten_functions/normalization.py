@@ -1,0 +1,321 @@
+"""Layer, group, batch and weight normalization, with their backward formulas.
+
+Statistics are computed in float32 for 16-bit inputs. Normalization by known statistics is one multiply-add per element:
+scale and shift are computed per channel (or per sample and channel) first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from max.dtype import DType
+from max.graph import Dim, TensorValue, ops
+
+from torch_max_backend.aten_functions.common import axis_of, cast, constant, full, numel, reshape
+from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
+from torch_max_backend.aten_functions.dtypes import accumulator
+from torch_max_backend.aten_functions.reductions import (
+    count,
+    mean_axes,
+    moments,
+    reduce_axes,
+    sum_axes,
+)
+from torch_max_backend.aten_functions.registry import aten, map_to
+
+
+# -- layer norm ------------------------------------------------------------------------------------------------------
+def _rstd(variance: TensorValue, eps: float) -> TensorValue:
+    return ops.rsqrt(variance + constant(eps, variance.dtype, variance.device))
+
+
+# native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)
+#     -> (Tensor, Tensor, Tensor)
+@map_to(aten.native_layer_norm.default)
+def native_layer_norm(
+    input: TensorValue,
+    normalized_shape: Sequence[int | Dim],
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    eps: float,
+) -> tuple[TensorValue | None, ...]:
+    size = numel(input.shape[input.rank - len(normalized_shape) :])
+    rows = reshape(input, [numel(input.shape[: input.rank - len(normalized_shape)]), size])
+    w, b = (None if v is None else reshape(v, [size]) for v in (weight, bias))
+    if is_used(1) or is_used(2) or eps <= 0:
+        mean, variance = moments(rows, [1])
+        rstd = _rstd(variance, eps)
+        y = (cast(rows, mean.dtype) - mean) * rstd
+        y = y if w is None else y * cast(w, y.dtype)
+        y = y if b is None else y + cast(b, y.dtype)
+        stats = [reshape(cast(v, out_dtype(i)), out_shape(i)) for i, v in ((1, mean), (2, rstd))]
+        return reshape(cast(y, out_dtype()), out_shape()), *stats
+    given = {v.dtype for v in (rows, w, b) if v is not None}
+    dtype = rows.dtype if len(given) == 1 else accumulator(rows.dtype)
+    gamma = full(1, [size], dtype, input.device) if w is None else cast(w, dtype)
+    beta = full(0, [size], dtype, input.device) if b is None else cast(b, dtype)
+    y = ops.layer_norm(cast(rows, dtype), gamma, beta, eps)
+    return reshape(cast(y, out_dtype()), out_shape()), None, None
+
+
+# native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,
+#     Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)
+@map_to(aten.native_layer_norm_backward.default)
+def native_layer_norm_backward(
+    grad_out: TensorValue,
+    input: TensorValue,
+    normalized_shape: Sequence[int | Dim],
+    mean: TensorValue,
+    rstd: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    output_mask: Sequence[bool],
+) -> tuple[TensorValue | None, ...]:
+    dtype = accumulator(input.dtype)
+    outer = input.rank - len(normalized_shape)
+    rows = [numel(input.shape[:outer]), numel(input.shape[outer:])]
+    grad, x = (cast(reshape(v, rows), dtype) for v in (grad_out, input))
+    mean, rstd = (cast(reshape(v, [rows[0], 1]), dtype) for v in (mean, rstd))
+    normal = (x - mean) * rstd
+    results: list[TensorValue | None] = [None, None, None]
+    if output_mask[0]:
+        scaled = grad if weight is None else grad * cast(reshape(weight, [rows[1]]), dtype)
+        along = mean_axes(scaled * normal, [1])
+        results[0] = (scaled - mean_axes(scaled, [1]) - normal * along) * rstd
+    if output_mask[1]:
+        results[1] = sum_axes(grad * normal, [0])
+    if output_mask[2]:
+        results[2] = sum_axes(grad, [0])
+    return _finish_all(results)
+
+
+def _finish_all(results: Sequence[TensorValue | None]) -> tuple[TensorValue | None, ...]:
+    return tuple(
+        None if v is None or not is_used(i) else reshape(cast(v, out_dtype(i)), out_shape(i))
+        for i, v in enumerate(results)
+    )
+
+
+# -- group norm ------------------------------------------------------------------------------------------------------
+# native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps)
+#     -> (Tensor, Tensor, Tensor)
+@map_to(aten.native_group_norm.default)
+def native_group_norm(
+    input: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    N: int | Dim,
+    C: int | Dim,
+    HxW: int | Dim,
+    group: int,
+    eps: float,
+) -> tuple[TensorValue | None, ...]:
+    dtype = accumulator(input.dtype)
+    grouped, channels = _group_shapes(input, group)
+    x = cast(reshape(input, grouped), dtype)
+    mean, variance = moments(x, [2, 3])
+    rstd = _rstd(variance, eps)
+    scale = rstd if weight is None else rstd * cast(reshape(weight, channels), dtype)
+    shift = -mean * scale if bias is None else cast(reshape(bias, channels), dtype) - mean * scale
+    return _finish_all([x * scale + shift, mean, rstd])
+
+
+def _group_shapes(x: TensorValue, group: int) -> tuple[list[Dim], list[Dim]]:
+    """``[N, group, C / group, HxW]``, and the shape that spreads a per-channel vector over it."""
+    each = x.shape[1] // group
+    return [x.shape[0], Dim(group), each, numel(x.shape[2:])], [Dim(1), Dim(group), each, Dim(1)]
+
+
+# native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N,
+#     SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)
+@map_to(aten.native_group_norm_backward.default)
+def native_group_norm_backward(
+    grad_out: TensorValue,
+    input: TensorValue,
+    mean: TensorValue,
+    rstd: TensorValue,
+    weight: TensorValue | None,
+    N: int | Dim,
+    C: int | Dim,
+    HxW: int | Dim,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[TensorValue | None, ...]:
+    dtype = accumulator(input.dtype)
+    grouped, channels = _group_shapes(input, group)
+    grad, x = (cast(reshape(v, grouped), dtype) for v in (grad_out, input))
+    mean, rstd = (cast(reshape(v, [grouped[0], grouped[1], 1, 1]), dtype) for v in (mean, rstd))
+    # Sums over the pixels of each channel; everything but the last line of the input's gradient is small.
+    grad_x, grad_sum = sum_axes(grad * x, [3]), sum_axes(grad, [3])
+    results: list[TensorValue | None] = [None, None, None]
+    if output_mask[0]:
+        w = None if weight is None else cast(reshape(weight, channels), dtype)
+        by_group = [sum_axes(v if w is None else v * w, [2]) / count(x, [2, 3], dtype) for v in (grad_x, grad_sum)]
+        of_x = (by_group[1] * mean - by_group[0]) * rstd * rstd * rstd
+        results[0] = grad * (rstd if w is None else rstd * w) + (x * of_x - (of_x * mean + by_group[1] * rstd))
+    if output_mask[1]:
+        results[1] = sum_axes((grad_x - grad_sum * mean) * rstd, [0])
+    if output_mask[2]:
+        results[2] = sum_axes(grad_sum, [0])
+    return _finish_all(results)
+
+
+# -- batch norm ------------------------------------------------------------------------------------------------------
+def _per_channel(v: TensorValue, x: TensorValue, dtype: DType) -> TensorValue:
+    """A vector over channels, shaped to broadcast over ``x`` ``[N, C, ...]``."""
+    return cast(reshape(v, [Dim(1), x.shape[1], *[Dim(1)] * (x.rank - 2)]), dtype)
+
+
+def _apply_stats(
+    x: TensorValue, mean: TensorValue, rstd: TensorValue, weight: TensorValue | None, bias: TensorValue | None
+) -> TensorValue:
+    """``(x - mean) * rstd * weight + bias`` as one multiply-add; ``mean`` and ``rstd`` are per-channel already."""
+    scale = rstd if weight is None else _per_channel(weight, x, rstd.dtype) * rstd
+    shift = -mean * scale if bias is None else _per_channel(bias, x, rstd.dtype) - mean * scale
+    return cast(x, rstd.dtype) * scale + shift
+
+
+def _other_axes(x: TensorValue) -> list[int]:
+    return [a for a in range(x.rank) if a != 1]
+
+
+def _batch_norm(
+    x: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    running_mean: TensorValue | None,
+    running_var: TensorValue | None,
+    training: bool,
+    eps: float,
+) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
+    """The output, and mean, variance and 1 / sqrt(variance + eps) per channel (of the batch, or the running ones)."""
+    dtype = accumulator(x.dtype)
+    if training or running_mean is None or running_var is None:
+        mean, variance = moments(x, _other_axes(x))
+    else:
+        mean, variance = (_per_channel(v, x, dtype) for v in (running_mean, running_var))
+    rstd = _rstd(variance, eps)
+    return _apply_stats(x, mean, rstd, weight, bias), mean, variance, rstd
+
+
+def _saved(mean: TensorValue, rstd: TensorValue) -> list[TensorValue]:
+    """What is kept for backward; torch promises empty tensors where nothing is."""
+    result = []
+    for i, v in ((1, mean), (2, rstd)):
+        empty = out_shape(i) == [Dim(0)]
+        result.append(full(0, [0], out_dtype(i), v.device) if empty else v)
+    return result
+
+
+# _native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
+#     Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)
+@map_to(aten._native_batch_norm_legit_no_training.default)
+def _native_batch_norm_legit_no_training(
+    input: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    running_mean: TensorValue,
+    running_var: TensorValue,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorValue | None, ...]:
+    y, mean, _, rstd = _batch_norm(input, weight, bias, running_mean, running_var, False, eps)
+    return _finish_all([y, *_saved(mean, rstd)])
+
+
+# _native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum,
+#     float eps) -> (Tensor, Tensor, Tensor)
+@map_to(aten._native_batch_norm_legit.no_stats)
+def _native_batch_norm_legit_no_stats(
+    input: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorValue | None, ...]:
+    y, mean, _, rstd = _batch_norm(input, weight, bias, None, None, True, eps)
+    return _finish_all([y, *_saved(mean, rstd)])
+
+
+# _native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
+#     Tensor running_var, bool training, float momentum, float eps)
+#     -> (Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)
+@map_to(aten._native_batch_norm_legit_functional.default)
+def _native_batch_norm_legit_functional(
+    input: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    running_mean: TensorValue,
+    running_var: TensorValue,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorValue | None, ...]:
+    y, mean, variance, rstd = _batch_norm(input, weight, bias, running_mean, running_var, training, eps)
+    if not training:
+        return _finish_all([y, *_saved(mean, rstd), running_mean, running_var])
+    size = count(input, _other_axes(input), variance.dtype)
+    unbiased = variance * (size / (size - constant(1, size.dtype, size.device)))
+    moved = [
+        _per_channel(old, input, new.dtype) * constant(1 - momentum, new.dtype, new.device)
+        + new * constant(momentum, new.dtype, new.device)
+        for old, new in ((running_mean, mean), (running_var, unbiased))
+    ]
+    return _finish_all([y, *_saved(mean, rstd), *moved])
+
+
+# native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight, Tensor? running_mean, Tensor? running_var,
+#     Tensor? save_mean, Tensor? save_invstd, bool train, float eps, bool[3] output_mask) -> (Tensor, Tensor, Tensor)
+@map_to(aten.native_batch_norm_backward.default)
+def native_batch_norm_backward(
+    grad_out: TensorValue,
+    input: TensorValue,
+    weight: TensorValue | None,
+    running_mean: TensorValue | None,
+    running_var: TensorValue | None,
+    save_mean: TensorValue | None,
+    save_invstd: TensorValue | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[TensorValue | None, ...]:
+    dtype = accumulator(input.dtype)
+    axes = _other_axes(input)
+    if train:
+        assert save_mean is not None
+        assert save_invstd is not None
+        mean, rstd = (_per_channel(v, input, dtype) for v in (save_mean, save_invstd))
+    else:
+        assert running_mean is not None
+        assert running_var is not None
+        mean = _per_channel(running_mean, input, dtype)
+        rstd = _rstd(_per_channel(running_var, input, dtype), eps)
+    grad, centred = cast(grad_out, dtype), cast(input, dtype) - mean
+    along, total = sum_axes(grad * centred, axes), sum_axes(grad, axes)
+    scale = rstd if weight is None else rstd * _per_channel(weight, input, dtype)
+    results: list[TensorValue | None] = [None, None, None]
+    if output_mask[0] and train:
+        size = count(input, axes, dtype)
+        results[0] = (grad - total / size - centred * (along * rstd * rstd / size)) * scale
+    elif output_mask[0]:
+        results[0] = grad * scale
+    if output_mask[1]:
+        results[1] = along * rstd
+    if output_mask[2]:
+        results[2] = total
+    return _finish_all(results)
+
+
+# -- weight norm -----------------------------------------------------------------------------------------------------
+# _weight_norm_interface_backward(Tensor grad_w, Tensor saved_v, Tensor saved_g, Tensor saved_norms, int dim)
+#     -> (Tensor, Tensor)
+@map_to(aten._weight_norm_interface_backward.default)
+def _weight_norm_interface_backward(
+    grad_w: TensorValue, saved_v: TensorValue, saved_g: TensorValue, saved_norms: TensorValue, dim: int
+) -> tuple[TensorValue | None, ...]:
+    dtype = accumulator(saved_v.dtype)
+    grad, v, g, norm = (cast(t, dtype) for t in (grad_w, saved_v, saved_g, saved_norms))
+    kept = axis_of(dim, v.rank)
+    along = reduce_axes(grad * v, [a for a in range(v.rank) if a != kept], ops.sum) / norm
+    return _finish_all([(grad - v * (along / norm)) * (g / norm), along])

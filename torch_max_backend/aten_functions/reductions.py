@@ -1,0 +1,373 @@
+"""Reductions: sums, products, extremes and their positions, logical reductions, moments and norms.
+
+MAX reduces one axis at a time and keeps it with size 1. :func:`reduce_axes` turns that into torch's reduction over
+a set of axes: neighbouring axes become one, so that a mean over height and width is one kernel. Sums of 16-bit floats
+are accumulated in float32 and rounded once. MAX's max and min skip NaN; torch's result is NaN as soon as one element
+is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from max.dtype import DType
+from max.graph import Dim, TensorValue, ops
+
+from torch_max_backend.aten_functions.common import (
+    axes_of,
+    axis_of,
+    broadcast_to,
+    cast,
+    constant,
+    iota,
+    numel,
+    promote,
+    reshape,
+    static,
+    tensor,
+)
+from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
+from torch_max_backend.aten_functions.dtypes import accumulator, max_dtype
+from torch_max_backend.aten_functions.registry import aten, map_to
+
+Reducer = Callable[[TensorValue, int], TensorValue]
+
+# The largest argument with a finite exponential. MAX's vectorised float32 exp gives 2.4e38 beyond it, and for NaN.
+_EXP_LIMIT = {DType.float32: 88.72283, DType.float64: 709.782712893384}
+
+
+# -- shared by the family --------------------------------------------------------------------------------------------
+def largest(x: TensorValue, axis: int) -> TensorValue:
+    """The maximum along ``axis``, NaN skipped. (``ops.max`` takes a second operand where the axis would be.)"""
+    return ops.max(x, axis=axis)
+
+
+def smallest(x: TensorValue, axis: int) -> TensorValue:
+    """The minimum along ``axis``, NaN skipped."""
+    return ops.min(x, axis=axis)
+
+
+def reduce_axes(x: TensorValue, axes: Sequence[int], reducer: Reducer) -> TensorValue:
+    """``x`` reduced over ``axes`` (sorted, non-negative), which stay with size 1.
+
+    Neighbouring axes are merged first; the last group is reduced first, so that later passes see little data.
+    """
+    kept = [Dim(1) if i in axes else d for i, d in enumerate(x.shape)]
+    for group in reversed(_neighbours([a for a in axes if x.shape[a] != 1])):
+        first, last = group[0], group[-1]
+        shape = list(x.shape)
+        merged = reshape(x, [*shape[:first], numel(shape[first : last + 1]), *shape[last + 1 :]])
+        reduced = reducer(merged, first)
+        x = reshape(reduced, [*shape[:first], *[Dim(1)] * len(group), *shape[last + 1 :]])
+    return reshape(x, kept)
+
+
+def _neighbours(axes: Sequence[int]) -> list[list[int]]:
+    groups: list[list[int]] = []
+    for a in axes:
+        if groups and groups[-1][-1] == a - 1:
+            groups[-1].append(a)
+        else:
+            groups.append([a])
+    return groups
+
+
+def sum_axes(x: TensorValue, axes: Sequence[int]) -> TensorValue:
+    """The sum over ``axes``, kept with size 1, in the accumulator of x's dtype."""
+    return reduce_axes(cast(x, accumulator(x.dtype)), axes, ops.sum)
+
+
+def mean_axes(x: TensorValue, axes: Sequence[int]) -> TensorValue:
+    """The mean over ``axes``, kept with size 1, in the accumulator of x's dtype."""
+    total = sum_axes(x, axes)
+    return total / count(x, axes, total.dtype)
+
+
+def count(x: TensorValue, axes: Sequence[int], dtype: DType) -> TensorValue:
+    """The number of elements reduced over ``axes``, as a 0-d tensor."""
+    return tensor(numel(x.shape[a] for a in axes), dtype, x.device)
+
+
+def moments(x: TensorValue, axes: Sequence[int], correction: float = 0) -> tuple[TensorValue, TensorValue]:
+    """Mean and variance (two passes) over ``axes``, kept with size 1, in the accumulator of x's dtype."""
+    x = cast(x, accumulator(x.dtype))
+    mean = mean_axes(x, axes)
+    distance = x - mean
+    size = numel(x.shape[a] for a in axes)
+    known = static(size)
+    if known is not None:
+        divisor = constant(max(known - correction, 0.0), x.dtype, x.device)
+    else:
+        left = tensor(size, x.dtype, x.device) - constant(correction, x.dtype, x.device)
+        divisor = ops.max(left, constant(0, x.dtype, x.device))
+    return mean, sum_axes(distance * distance, axes) / divisor
+
+
+def exact_exp(x: TensorValue) -> TensorValue:
+    """``exp`` that is NaN for NaN and infinite where it overflows; float32 and float64."""
+    limit = constant(_EXP_LIMIT[x.dtype], x.dtype, x.device)
+    return ops.where(x <= limit, ops.exp(x), x + constant(math.inf, x.dtype, x.device))
+
+
+def extreme_axes(x: TensorValue, axes: Sequence[int], reducer: Reducer) -> TensorValue:
+    """:func:`largest` or :func:`smallest` over ``axes``, kept with size 1; NaN where one of the elements is NaN."""
+    plain = reduce_axes(x, axes, reducer)
+    if not x.dtype.is_float():
+        return plain
+    nan = constant(math.nan, x.dtype, x.device)
+    marked = reduce_axes(ops.where(ops.is_nan(x), nan, constant(0, x.dtype, x.device)), axes, ops.sum)
+    return ops.where(ops.is_nan(marked), nan, plain)
+
+
+def first_position(hit: TensorValue, axis: int) -> TensorValue:
+    """The first index along ``axis`` where ``hit`` is true, kept with size 1, as int64.
+
+    MAX's argmax names the first of equals on CPU only, and skips NaN everywhere.
+    """
+    size = hit.shape[axis]
+    known = static(size)
+    dtype = DType.int32 if known is not None and known < 2**31 else DType.int64
+    line = [Dim(1)] * hit.rank
+    line[axis] = size
+    positions = reshape(iota(size, dtype, hit.device), line)
+    beyond = constant(2**31 - 1 if dtype == DType.int32 else 2**63 - 1, dtype, hit.device)
+    first = smallest(ops.where(hit, broadcast_to(positions, hit.shape), beyond), axis)
+    return cast(first, DType.int64)
+
+
+def position_of(x: TensorValue, extreme: TensorValue, axis: int) -> TensorValue:
+    """Where along ``axis`` the extreme is: the first NaN if it is NaN, else the first equal element."""
+    hit = ops.equal(x, extreme)
+    if x.dtype.is_float():
+        hit = ops.logical_or(hit, ops.is_nan(x))
+    return first_position(hit, axis)
+
+
+def at_least_1d(x: TensorValue) -> TensorValue:
+    """``x``, or its one element as a vector if it is 0-d."""
+    return x if x.rank else reshape(x, [1])
+
+
+def _axes(dim: int | Sequence[int] | None, x: TensorValue) -> list[int]:
+    return axes_of(dim, x.rank) if x.rank else []
+
+
+def _finish(x: TensorValue, index: int = 0) -> TensorValue:
+    return reshape(cast(x, out_dtype(index)), out_shape(index))
+
+
+# -- sums and products -----------------------------------------------------------------------------------------------
+# sum(Tensor self, *, ScalarType? dtype=None) -> Tensor
+# sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+@map_to(aten.sum.default, aten.sum.dim_IntList)
+def sum(
+    self: TensorValue, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> TensorValue:
+    return _finish(sum_axes(cast(self, out_dtype()), _axes(dim, self)))
+
+
+# mean(Tensor self, *, ScalarType? dtype=None) -> Tensor
+# mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+@map_to(aten.mean.default, aten.mean.dim)
+def mean(
+    self: TensorValue, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> TensorValue:
+    return _finish(mean_axes(cast(self, out_dtype()), _axes(dim, self)))
+
+
+# prod(Tensor self, *, ScalarType? dtype=None) -> Tensor
+# prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+@map_to(aten.prod.default, aten.prod.dim_int)
+def prod(
+    self: TensorValue, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> TensorValue:
+    x = cast(self, accumulator(out_dtype()))
+    return _finish(reduce_axes(x, _axes(dim, self), ops.prod))
+
+
+# -- extremes --------------------------------------------------------------------------------------------------------
+# amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor
+@map_to(aten.amax.default)
+def amax(self: TensorValue, dim: Sequence[int] = (), keepdim: bool = False) -> TensorValue:
+    return _finish(extreme_axes(self, _axes(dim, self), largest))
+
+
+# amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor
+@map_to(aten.amin.default)
+def amin(self: TensorValue, dim: Sequence[int] = (), keepdim: bool = False) -> TensorValue:
+    return _finish(extreme_axes(self, _axes(dim, self), smallest))
+
+
+# max(Tensor self) -> Tensor
+@map_to(aten.max.default)
+def max_all(self: TensorValue) -> TensorValue:
+    return _finish(extreme_axes(self, _axes(None, self), largest))
+
+
+# min(Tensor self) -> Tensor
+@map_to(aten.min.default)
+def min_all(self: TensorValue) -> TensorValue:
+    return _finish(extreme_axes(self, _axes(None, self), smallest))
+
+
+def _extreme_and_position(x: TensorValue, dim: int, reducer: Reducer) -> tuple[TensorValue | None, TensorValue | None]:
+    x = at_least_1d(x)
+    axis = axis_of(dim, x.rank)
+    extreme = extreme_axes(x, [axis], reducer)
+    position = _finish(position_of(x, extreme, axis), 1) if is_used(1) else None
+    return _finish(extreme), position
+
+
+# max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
+@map_to(aten.max.dim)
+def max_dim(self: TensorValue, dim: int, keepdim: bool = False) -> tuple[TensorValue | None, TensorValue | None]:
+    return _extreme_and_position(self, dim, largest)
+
+
+# min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
+@map_to(aten.min.dim)
+def min_dim(self: TensorValue, dim: int, keepdim: bool = False) -> tuple[TensorValue | None, TensorValue | None]:
+    return _extreme_and_position(self, dim, smallest)
+
+
+# aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)
+@map_to(aten.aminmax.default)
+def aminmax(self: TensorValue, dim: int | None = None, keepdim: bool = False) -> tuple[TensorValue, TensorValue]:
+    axes = _axes(dim, self)
+    return _finish(extreme_axes(self, axes, smallest)), _finish(extreme_axes(self, axes, largest), 1)
+
+
+def _arg_extreme(x: TensorValue, dim: int | None, reducer: Reducer) -> TensorValue:
+    x = reshape(x, [numel(x.shape)]) if dim is None else at_least_1d(x)
+    axis = 0 if dim is None else axis_of(dim, x.rank)
+    return _finish(position_of(x, extreme_axes(x, [axis], reducer), axis))
+
+
+# argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor
+@map_to(aten.argmax.default)
+def argmax(self: TensorValue, dim: int | None = None, keepdim: bool = False) -> TensorValue:
+    return _arg_extreme(self, dim, largest)
+
+
+# argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor
+@map_to(aten.argmin.default)
+def argmin(self: TensorValue, dim: int | None = None, keepdim: bool = False) -> TensorValue:
+    return _arg_extreme(self, dim, smallest)
+
+
+# -- logical ---------------------------------------------------------------------------------------------------------
+# Torch reduces nothing for dim=[] here, unlike for sums.
+def _logical(x: TensorValue, dim: int | Sequence[int] | None, reducer: Reducer) -> TensorValue:
+    nothing = dim is not None and not isinstance(dim, int) and not len(dim)
+    axes = [] if nothing else _axes(dim, x)
+    return _finish(reduce_axes(cast(x, DType.bool), axes, reducer))
+
+
+# any(Tensor self) -> Tensor
+# any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor
+# any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor
+@map_to(aten.any.default, aten.any.dim, aten.any.dims)
+def any(self: TensorValue, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> TensorValue:
+    return _logical(self, dim, largest)
+
+
+# all(Tensor self) -> Tensor
+# all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor
+# all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor
+@map_to(aten.all.default, aten.all.dim, aten.all.dims)
+def all(self: TensorValue, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> TensorValue:
+    return _logical(self, dim, smallest)
+
+
+# -- moments, norms --------------------------------------------------------------------------------------------------
+# var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor
+@map_to(aten.var.correction)
+def var(
+    self: TensorValue,
+    dim: Sequence[int] | None = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> TensorValue:
+    return _finish(moments(self, _axes(dim, self), 1 if correction is None else correction)[1])
+
+
+# std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor
+@map_to(aten.std.correction)
+def std(
+    self: TensorValue,
+    dim: Sequence[int] | None = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> TensorValue:
+    return _finish(ops.sqrt(moments(self, _axes(dim, self), 1 if correction is None else correction)[1]))
+
+
+# var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)
+@map_to(aten.var_mean.correction)
+def var_mean(
+    self: TensorValue,
+    dim: Sequence[int] | None = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[TensorValue, TensorValue]:
+    mean, variance = moments(self, _axes(dim, self), 1 if correction is None else correction)
+    return _finish(variance), _finish(mean, 1)
+
+
+# std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)
+@map_to(aten.std_mean.correction)
+def std_mean(
+    self: TensorValue,
+    dim: Sequence[int] | None = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> tuple[TensorValue, TensorValue]:
+    mean, variance = moments(self, _axes(dim, self), 1 if correction is None else correction)
+    return _finish(ops.sqrt(variance)), _finish(mean, 1)
+
+
+# logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor
+@map_to(aten.logsumexp.default)
+def logsumexp(self: TensorValue, dim: Sequence[int], keepdim: bool = False) -> TensorValue:
+    x = cast(self, accumulator(out_dtype()))
+    axes = _axes(dim, x)
+    shift = reduce_axes(x, axes, largest)
+    finite = ops.abs(shift) < constant(math.inf, x.dtype, x.device)
+    shift = ops.where(finite, shift, constant(0, x.dtype, x.device))
+    return _finish(ops.log(sum_axes(exact_exp(x - shift), axes)) + shift)
+
+
+# linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None)
+#     -> Tensor
+@map_to(aten.linalg_vector_norm.default)
+def linalg_vector_norm(
+    self: TensorValue,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> TensorValue:
+    x = self if dtype is None else cast(self, max_dtype(dtype))
+    x = cast(x, accumulator(x.dtype))
+    axes = _axes(dim, x)
+    if ord == 0:
+        nonzero = ops.not_equal(x, constant(0, x.dtype, x.device))
+        return _finish(reduce_axes(cast(nonzero, x.dtype), axes, ops.sum))
+    size = ops.abs(x)
+    if math.isinf(ord):
+        return _finish(extreme_axes(size, axes, largest if ord > 0 else smallest))
+    if ord == 1:
+        return _finish(reduce_axes(size, axes, ops.sum))
+    if ord == 2:
+        return _finish(ops.sqrt(reduce_axes(x * x, axes, ops.sum)))
+    power, root = (constant(v, x.dtype, x.device) for v in (ord, 1 / ord))
+    return _finish(ops.pow(reduce_axes(ops.pow(size, power), axes, ops.sum), root))
+
+
+# dist(Tensor self, Tensor other, Scalar p=2) -> Tensor
+@map_to(aten.dist.default)
+def dist(self: TensorValue, other: TensorValue, p: float = 2) -> TensorValue:
+    left, right = promote(self, other)
+    return linalg_vector_norm(left - right, p)

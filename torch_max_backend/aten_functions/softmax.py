@@ -1,0 +1,197 @@
+"""Softmax, log-softmax and the negative log-likelihood, with their backward formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from max.dtype import DType
+from max.graph import Dim, TensorValue, ops
+
+from torch_max_backend.aten_functions.common import (
+    axis_of,
+    broadcast_to,
+    cast,
+    constant,
+    full,
+    iota,
+    numel,
+    reshape,
+    tensor,
+)
+from torch_max_backend.aten_functions.context import out_dtype, out_shape
+from torch_max_backend.aten_functions.dtypes import accumulator
+from torch_max_backend.aten_functions.reductions import at_least_1d, exact_exp, largest, sum_axes
+from torch_max_backend.aten_functions.registry import aten, map_to
+
+
+# -- softmax ---------------------------------------------------------------------------------------------------------
+def _poison(x: TensorValue, axis: int) -> TensorValue:
+    """0 per row, but NaN where a row holds NaN or +inf: MAX's fused softmax kernels give finite values there."""
+    zero, inf, nan = (constant(v, x.dtype, x.device) for v in (0.0, math.inf, math.nan))
+    return ops.sum(ops.where(x < inf, zero, nan), axis)
+
+
+def _shifted(x: TensorValue, axis: int) -> tuple[TensorValue, TensorValue]:
+    """``x - max(x)`` and its exponential (NaN for NaN), in the accumulator of x's dtype."""
+    x = cast(x, accumulator(x.dtype))
+    distance = x - largest(x, axis)
+    return distance, ops.where(distance <= constant(0, x.dtype, x.device), ops.exp(distance), distance)
+
+
+def _softmax_along(x: TensorValue, axis: int) -> TensorValue:
+    if axis == x.rank - 1:
+        return ops.softmax(x) + _poison(x, axis)
+    exponential = _shifted(x, axis)[1]
+    return exponential / ops.sum(exponential, axis)
+
+
+def _log_softmax_along(x: TensorValue, axis: int) -> TensorValue:
+    if axis == x.rank - 1:
+        return ops.logsoftmax(x) + _poison(x, axis)
+    distance, exponential = _shifted(x, axis)
+    return distance - ops.log(ops.sum(exponential, axis))
+
+
+def _along(
+    x: TensorValue, dim: int, function: Callable[[TensorValue, int], TensorValue], dtype: DType | None = None
+) -> TensorValue:
+    x = at_least_1d(x if dtype is None else cast(x, dtype))
+    return reshape(cast(function(x, axis_of(dim, x.rank)), out_dtype()), out_shape())
+
+
+# _softmax(Tensor self, int dim, bool half_to_float) -> Tensor
+@map_to(aten._softmax.default)
+def _softmax(self: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
+    return _along(self, dim, _softmax_along, out_dtype())
+
+
+# _log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor
+@map_to(aten._log_softmax.default)
+def _log_softmax(self: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
+    return _along(self, dim, _log_softmax_along, out_dtype())
+
+
+# _safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor
+@map_to(aten._safe_softmax.default)
+def _safe_softmax(self: TensorValue, dim: int, dtype: torch.dtype | None = None) -> TensorValue:
+    return _along(self, dim, _safe_softmax_along, out_dtype())
+
+
+def _safe_softmax_along(x: TensorValue, axis: int) -> TensorValue:
+    """Softmax that is 0 where a row is -inf throughout. MAX's max skips NaN, so rows with NaN are told apart."""
+    lowest = constant(-math.inf, x.dtype, x.device)
+    masked = ops.equal(largest(x, axis), lowest)
+    if axis == x.rank - 1:
+        return ops.where(masked, constant(0, x.dtype, x.device), ops.softmax(x)) + _poison(x, axis)
+    y = _softmax_along(x, axis)
+    return ops.where(masked, constant(0, y.dtype, y.device), y) + cast(_poison(x, axis), y.dtype)
+
+
+# _softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor
+@map_to(aten._softmax_backward_data.default)
+def _softmax_backward_data(
+    grad_output: TensorValue, output: TensorValue, dim: int, input_dtype: torch.dtype
+) -> TensorValue:
+    grad, y = (at_least_1d(cast(v, accumulator(v.dtype))) for v in (grad_output, output))
+    product = grad * y
+    result = product - y * ops.sum(product, axis_of(dim, y.rank))
+    return reshape(cast(result, out_dtype()), out_shape())
+
+
+# _log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor
+@map_to(aten._log_softmax_backward_data.default)
+def _log_softmax_backward_data(
+    grad_output: TensorValue, output: TensorValue, dim: int, input_dtype: torch.dtype
+) -> TensorValue:
+    grad, y = (at_least_1d(cast(v, accumulator(v.dtype))) for v in (grad_output, output))
+    result = grad - exact_exp(y) * ops.sum(grad, axis_of(dim, y.rank))
+    return reshape(cast(result, out_dtype()), out_shape())
+
+
+# -- negative log-likelihood -----------------------------------------------------------------------------------------
+_MEAN, _SUM = 1, 2
+
+
+def _class_axis(rank: int) -> int:
+    """Where the classes are: the only axis of a vector, else the second."""
+    return 0 if rank == 1 else 1
+
+
+def _checked_target(target: TensorValue, ignored: TensorValue, classes: Dim) -> TensorValue:
+    """The target as an index that is safe to read with, 0 where ignored. Any other target outside the classes raises.
+
+    Torch raises for it; MAX's gather does, so the classes are read through one.
+    """
+    zero = constant(0, target.dtype, target.device)
+    negative = ops.logical_and(target < zero, ops.logical_not(ignored))
+    beyond = constant(torch.iinfo(torch.int64).max, DType.int64, target.device)
+    index = ops.where(negative, beyond, cast(ops.where(ignored, zero, target), DType.int64))
+    return ops.gather(iota(classes, DType.int64, target.device), index, axis=0)
+
+
+def nll_loss_forward(
+    self: TensorValue, target: TensorValue, weight: TensorValue | None, reduction: int, ignore_index: int
+) -> tuple[TensorValue | None, ...]:
+    axis = _class_axis(self.rank)
+    classes, inner = self.shape[axis], numel(self.shape[axis + 1 :])
+    outer = numel(self.shape[:axis])
+    target = reshape(target, [outer, inner])
+    ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
+    index = _checked_target(target, ignored, classes)
+    row, column = (iota(size, DType.int64, self.device) for size in (outer, inner))
+    width, plane = (tensor(size, DType.int64, self.device) for size in (inner, classes * inner))
+    at = reshape(row * plane, [outer, 1]) + index * width + column
+    chosen = cast(ops.gather(reshape(self, [outer * classes * inner]), at, axis=0), accumulator(self.dtype))
+    zero = constant(0, chosen.dtype, chosen.device)
+    weights = full(1, [outer, inner], chosen.dtype, chosen.device)
+    if weight is not None:
+        weights = cast(ops.gather(weight, index, axis=0), chosen.dtype)
+    weights = ops.where(ignored, zero, weights)
+    losses = ops.where(ignored, zero, -chosen * weights)
+    if reduction not in (_MEAN, _SUM):
+        return reshape(cast(losses, out_dtype()), out_shape()), full(0, [], out_dtype(1), self.device)
+    loss, total = sum_axes(losses, [0, 1]), sum_axes(weights, [0, 1])
+    loss = loss / total if reduction == _MEAN else loss
+    return tuple(reshape(cast(v, out_dtype(i)), out_shape(i)) for i, v in enumerate((loss, total)))
+
+
+def nll_loss_backward(
+    grad_output: TensorValue,
+    self: TensorValue,
+    target: TensorValue,
+    weight: TensorValue | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: TensorValue,
+) -> TensorValue:
+    """No scatter: a comparison of the class numbers with the target fuses with the log-softmax backward after it."""
+    axis = _class_axis(self.rank)
+    dtype = accumulator(self.dtype)
+    classes, outer, inner = self.shape[axis], numel(self.shape[:axis]), numel(self.shape[axis + 1 :])
+    target = reshape(target, [outer, 1, inner])
+    numbers = cast(reshape(iota(classes, DType.int64, self.device), [1, classes, 1]), target.dtype)
+    ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
+    grad = -cast(grad_output, dtype)
+    if reduction == _MEAN:
+        grad = grad / cast(total_weight, dtype)
+    grad = reshape(grad, [outer, 1, inner] if reduction not in (_MEAN, _SUM) else [1, 1, 1])
+    if weight is not None:
+        grad = grad * reshape(cast(weight, dtype), [1, classes, 1])
+    hit = ops.logical_and(ops.equal(numbers, target), ops.logical_not(ignored))
+    result = ops.where(hit, grad, constant(0, dtype, self.device))
+    return reshape(cast(broadcast_to(result, [outer, classes, inner]), out_dtype()), out_shape())
+
+
+# nll_loss_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index)
+#     -> (Tensor output, Tensor total_weight)
+# nll_loss2d_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index)
+#     -> (Tensor output, Tensor total_weight)
+map_to(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)(nll_loss_forward)
+
+# nll_loss_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index,
+#     Tensor total_weight) -> Tensor
+# nll_loss2d_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction,
+#     SymInt ignore_index, Tensor total_weight) -> Tensor
+map_to(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)(nll_loss_backward)

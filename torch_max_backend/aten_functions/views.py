@@ -1,0 +1,415 @@
+"""Views, copies and other ops that move values without computing: reshape, permute, slice, split, cat, roll, pad …
+
+Values are logically row-major, so a view is its shape; torch's strides play a role only for ``as_strided``.
+The promised shape decides wherever torch has worked it out already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from max.dtype import DType
+from max.graph import DeviceRef, Dim, TensorValue, ops
+
+from torch_max_backend.aten_functions.common import (
+    axis_of,
+    broadcast_to,
+    cast,
+    constant,
+    full,
+    iota,
+    move_axis,
+    numel,
+    permute,
+    rebind,
+    reshape,
+    static,
+    tensor,
+)
+from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape, promise
+from torch_max_backend.aten_functions.registry import aten, map_to
+
+Size = int | Dim
+CPU = DeviceRef.CPU()
+
+
+# -- reshapes ------------------------------------------------------------------------------------------------------
+# view(Tensor(a) self, SymInt[] size) -> Tensor(a)
+@map_to(aten.view.default, aten._unsafe_view.default, aten.view_copy.default, aten._reshape_copy.default, how="max")
+def view(self: TensorValue, size: Sequence[Size]) -> TensorValue:
+    """``size`` may hold a -1 that the promise has resolved."""
+    return reshape(self, out_shape())
+
+
+# _reshape_alias(Tensor(a) self, SymInt[] size, SymInt[] stride) -> Tensor(a)
+@map_to(aten._reshape_alias.default, aten._reshape_alias_copy.default, how="max")
+def _reshape_alias(self: TensorValue, size: Sequence[Size], stride: Sequence[Size]) -> TensorValue:
+    return reshape(self, out_shape())
+
+
+# squeeze(Tensor(a) self) -> Tensor(a)
+@map_to(aten.squeeze.default, aten.squeeze_copy.default, how="max")
+def squeeze(self: TensorValue) -> TensorValue:
+    return reshape(self, out_shape())
+
+
+# squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)
+# squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)
+@map_to(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze_copy.dims, how="max")
+def squeeze_dim(self: TensorValue, dim: int | Sequence[int]) -> TensorValue:
+    """Dims of another size than 1 stay; the promise knows which."""
+    return reshape(self, out_shape())
+
+
+# unsqueeze(Tensor(a) self, int dim) -> Tensor(a)
+@map_to(aten.unsqueeze.default, aten.unsqueeze_copy.default, how="max")
+def unsqueeze(self: TensorValue, dim: int) -> TensorValue:
+    return reshape(self, out_shape())
+
+
+# expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)
+@map_to(aten.expand.default, aten.expand_copy.default, how="max")
+def expand(self: TensorValue, size: Sequence[Size], *, implicit: bool = False) -> TensorValue:
+    return broadcast_to(self, out_shape())
+
+
+def _other_bits(self: torch.Tensor, dtype: torch.dtype) -> str | None:
+    if self.dtype == dtype:
+        return None
+    return f"a view of the bits as another dtype; got {self.dtype} viewed as {dtype}"
+
+
+# view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)
+@map_to(aten.view.dtype, aten.view_copy.dtype, how="max", supports=_other_bits, limits="the same dtype only")
+def view_dtype(self: TensorValue, dtype: torch.dtype) -> TensorValue:
+    return self
+
+
+# -- permutations --------------------------------------------------------------------------------------------------
+# permute(Tensor(a) self, int[] dims) -> Tensor(a)
+@map_to(aten.permute.default, aten.permute_copy.default, how="max")
+def permute_(self: TensorValue, dims: Sequence[int]) -> TensorValue:
+    return permute(self, [axis_of(d, self.rank) for d in dims])
+
+
+# transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)
+@map_to(aten.transpose.int, aten.transpose_copy.int, how="max")
+def transpose(self: TensorValue, dim0: int, dim1: int) -> TensorValue:
+    order = list(range(self.rank))
+    if order:
+        a, b = axis_of(dim0, self.rank), axis_of(dim1, self.rank)
+        order[a], order[b] = order[b], order[a]
+    return permute(self, order)
+
+
+# t(Tensor(a) self) -> Tensor(a)
+@map_to(aten.t.default, aten.t_copy.default, how="max")
+def t(self: TensorValue) -> TensorValue:
+    return permute(self, list(reversed(range(self.rank))))
+
+
+# -- copies --------------------------------------------------------------------------------------------------------
+# alias(Tensor(a) self) -> Tensor(a)
+@map_to(
+    aten.alias.default,
+    aten.alias_copy.default,
+    aten.detach.default,
+    aten.detach_copy.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    how="max",
+)
+def alias(self: TensorValue) -> TensorValue:
+    return self
+
+
+# clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor
+@map_to(aten.clone.default, how="max")
+def clone(self: TensorValue, *, memory_format: torch.memory_format | None = None) -> TensorValue:
+    """A value has no identity and no strides: the output's memory is the runtime's concern."""
+    return self
+
+
+# _to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None,
+#     bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor
+@map_to(aten._to_copy.default, how="max")
+def _to_copy(
+    self: TensorValue,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> TensorValue:
+    return on_device(converted(self, out_dtype()), promise().device)
+
+
+def converted(x: TensorValue, dtype: DType) -> TensorValue:
+    """``x`` in ``dtype``. NaN is True, although MAX finds it not unequal to zero."""
+    if dtype == DType.bool and x.dtype.is_float():
+        return ops.logical_not(ops.equal(x, constant(0, x.dtype, x.device)))
+    return cast(x, dtype)
+
+
+# copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor
+@map_to(aten.copy.default)
+def copy(self: TensorValue, src: TensorValue, non_blocking: bool = False) -> TensorValue:
+    """``src`` in the shape, dtype and device of ``self``."""
+    return broadcast_to(on_device(converted(src, out_dtype()), promise().device), out_shape())
+
+
+def on_device(x: TensorValue, device: DeviceRef) -> TensorValue:
+    """``x`` on ``device``."""
+    return x if x.device == device else ops.transfer_to(x, device)
+
+
+# -- slices --------------------------------------------------------------------------------------------------------
+def take_slice(
+    x: TensorValue, axis: int, start: Size | None, step: Size, length: Size, is_inside: bool = False
+) -> TensorValue:
+    """``x[start : start + length * step : step]`` along one axis; ``start`` may count from the end.
+
+    ``length`` is what torch promises, so the end need not be known. A start whose sign or place is unknown when the
+    graph is built is clamped on the host when it runs, as torch clamps it, unless ``is_inside`` tells that it need not.
+    """
+    size, count, first = static(x.shape[axis]), static(length), static(0 if start is None else start)
+    if count == 0:
+        return full(0, [*x.shape[:axis], 0, *x.shape[axis + 1 :]], x.dtype, x.device)
+    if first is not None and size is not None:
+        first = min(max(first + size if first < 0 else first, 0), size)
+    if first == 0 and step == 1 and Dim(length) == x.shape[axis]:
+        return x
+    before = [slice(None)] * axis
+    if static(step) == 1 and (is_inside or (first is not None and first >= 0)):
+        begin = start if first is None else first
+        return x[(*before, slice(begin, begin + length, 1))]
+    if size is not None and first is not None and count is not None and static(step) is not None:
+        return x[(*before, slice(first, first + (count - 1) * int(step) + 1, int(step)))]
+    begin = clamped(0 if start is None else start, x.shape[axis])
+    by = tensor(step, DType.int64, CPU)
+    return x[(*before, (slice(begin, begin + tensor(length, DType.int64, CPU) * by, by), Dim(length)))]
+
+
+def clamped(position: Size, size: Size) -> TensorValue:
+    """``position``, counted from the end if negative, within [0, size]; a host scalar."""
+    at, end = tensor(position, DType.int64, CPU), tensor(size, DType.int64, CPU)
+    return ops.min(ops.max(ops.where(at < 0, at + end, at), 0), end)
+
+
+# slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
+@map_to(aten.slice.Tensor, aten.slice_copy.Tensor, how="max")
+def slice_(
+    self: TensorValue, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1
+) -> TensorValue:
+    axis = axis_of(dim, self.rank)
+    length = out_shape()[axis]
+    reaches_end = end is None or (isinstance(end, int) and end >= 2**62)
+    first = static(0 if start is None else start)
+    if reaches_end and static(step) == 1 and (first is None or first < 0):
+        return take_slice(self, axis, self.shape[axis] - length, 1, length, is_inside=True)
+    return take_slice(self, axis, start, step, length)
+
+
+# narrow_copy(Tensor self, int dim, SymInt start, SymInt length) -> Tensor
+@map_to(aten.narrow_copy.default, how="max")
+def narrow_copy(self: TensorValue, dim: int, start: Size, length: Size) -> TensorValue:
+    return take_slice(self, axis_of(dim, self.rank), start, 1, length)
+
+
+# select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)
+@map_to(aten.select.int, aten.select_copy.int, how="max")
+def select(self: TensorValue, dim: int, index: Size) -> TensorValue:
+    axis = axis_of(dim, self.rank)
+    is_inside = isinstance(index, int)
+    if is_inside and index < 0:
+        index = self.shape[axis] + index
+    return reshape(take_slice(self, axis, index, 1, 1, is_inside), out_shape())
+
+
+# diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)
+@map_to(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(self: TensorValue, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorValue:
+    """A slice with step ``columns + 1`` of the flattened matrix."""
+    shape = out_shape()
+    if static(shape[-1]) == 0:
+        return full(0, shape, self.dtype, self.device)
+    a, b = axis_of(dim1, self.rank), axis_of(dim2, self.rank)
+    rest = [i for i in range(self.rank) if i not in (a, b)]
+    rows, columns = self.shape[a], self.shape[b]
+    flat = reshape(permute(self, [*rest, a, b]), [*shape[:-1], rows * columns])
+    start = Dim(offset) if offset >= 0 else columns * -offset
+    return take_slice(flat, flat.rank - 1, start if static(start) is None else int(start), columns + 1, shape[-1])
+
+
+# unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)
+@map_to(aten.unfold.default, aten.unfold_copy.default)
+def unfold(self: TensorValue, dimension: int, size: int, step: int) -> TensorValue:
+    """Windows of ``size`` every ``step`` along a dim; the window is the new last dim."""
+    x = self if self.rank else reshape(self, [1])
+    axis = axis_of(dimension, x.rank)
+    windows = out_shape()[axis] if self.rank else Dim(1)
+    starts = reshape(iota(windows, DType.int64, x.device) * step, [windows, 1])
+    at = starts + reshape(iota(size, DType.int64, x.device), [1, size])
+    return reshape(move_axis(ops.gather(x, at, axis), axis + 1, x.rank), out_shape())
+
+
+# -- several outputs -----------------------------------------------------------------------------------------------
+def _pieces(self: TensorValue, axis: int) -> list[TensorValue | None]:
+    """Consecutive slices of the promised lengths."""
+    pieces: list[TensorValue | None] = []
+    start: Dim = Dim(0)
+    for i, length in enumerate(_lengths(axis)):
+        pieces.append(take_slice(self, axis, start, 1, length, is_inside=True) if is_used(i) else None)
+        start = start + length
+    return pieces
+
+
+def _lengths(axis: int) -> list[Dim]:
+    """The promised sizes of all outputs along ``axis``."""
+    found: list[Dim] = []
+    while True:
+        try:
+            found.append(out_shape(len(found))[axis])
+        except IndexError:
+            return found
+
+
+# split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]
+@map_to(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor, how="max")
+def split(self: TensorValue, split_size: Size, dim: int = 0) -> list[TensorValue | None]:
+    return _pieces(self, axis_of(dim, self.rank))
+
+
+# split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]
+@map_to(
+    aten.split_with_sizes.default,
+    aten.split_with_sizes_copy.default,
+    aten.unsafe_split_with_sizes.default,
+    how="max",
+)
+def split_with_sizes(self: TensorValue, split_sizes: Sequence[Size], dim: int = 0) -> list[TensorValue | None]:
+    return _pieces(self, axis_of(dim, self.rank))
+
+
+# unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]
+@map_to(aten.unbind.int, aten.unbind_copy.int, how="max")
+def unbind(self: TensorValue, dim: int = 0) -> list[TensorValue | None]:
+    axis = axis_of(dim, self.rank)
+    count = static(self.shape[axis])
+    assert count is not None, "torch knows how many tensors unbind makes"
+    return [reshape(take_slice(self, axis, i, 1, 1), out_shape(i)) if is_used(i) else None for i in range(count)]
+
+
+# -- joining -------------------------------------------------------------------------------------------------------
+# cat(Tensor[] tensors, int dim=0) -> Tensor
+@map_to(aten.cat.default, how="max")
+def cat(tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
+    """Promotes dtypes; one-dimensional tensors of size 0 go with any shape, as they always have in torch."""
+    shape = out_shape()
+    axis = axis_of(dim, len(shape))
+    kept = [x for x in tensors if x.rank == len(shape) and static(x.shape[axis]) != 0]
+    return concat(kept, axis, shape)
+
+
+def concat(parts: Sequence[TensorValue], axis: int, shape: Sequence[Dim]) -> TensorValue:
+    """``parts`` joined along ``axis`` to the promised dtype and ``shape``."""
+    dtype, device = out_dtype(), promise().device
+    if not parts:
+        return full(0, shape, dtype, device)
+    placed = [on_device(converted(x, dtype), device) for x in parts]
+    aligned = [rebind(x, [*shape[:axis], x.shape[axis], *shape[axis + 1 :]]) for x in placed]
+    return aligned[0] if len(aligned) == 1 else ops.concat(aligned, axis)
+
+
+# stack(Tensor[] tensors, int dim=0) -> Tensor
+@map_to(aten.stack.default)
+def stack(tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
+    shape = out_shape()
+    axis = axis_of(dim, len(shape))
+    one = [*shape[:axis], Dim(1), *shape[axis + 1 :]]
+    return concat([reshape(x, one) for x in tensors], axis, shape)
+
+
+# repeat(Tensor self, SymInt[] repeats) -> Tensor
+@map_to(aten.repeat.default)
+def repeat(self: TensorValue, repeats: Sequence[Size]) -> TensorValue:
+    """Each dim is broadcast over a dim of its own before it, then both are merged."""
+    shape = out_shape()
+    if any(static(d) == 0 for d in shape):
+        return full(0, shape, self.dtype, self.device)
+    sizes = [*[Dim(1)] * (len(repeats) - self.rank), *self.shape]
+    before: list[Size] = []
+    after: list[Size] = []
+    for count, size in zip(repeats, sizes, strict=True):
+        if static(count) != 1:
+            before.append(1)
+            after.append(count)
+        before.append(size)
+        after.append(size)
+    return reshape(broadcast_to(reshape(self, before), after), shape)
+
+
+# -- order along an axis -------------------------------------------------------------------------------------------
+# flip(Tensor self, int[] dims) -> Tensor
+@map_to(aten.flip.default)
+def flip(self: TensorValue, dims: Sequence[int]) -> TensorValue:
+    x = self
+    for axis in sorted({axis_of(d, self.rank) for d in dims} if self.rank else ()):
+        size = x.shape[axis]
+        if static(size) not in (0, 1):
+            last = tensor(size - 1, DType.int64, x.device)
+            x = ops.gather(x, last - iota(size, DType.int64, x.device), axis)
+    return x
+
+
+# roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor
+@map_to(aten.roll.default)
+def roll(self: TensorValue, shifts: Sequence[Size], dims: Sequence[int] = ()) -> TensorValue:
+    """Without dims, the flattened tensor is rolled."""
+    if any(static(d) == 0 for d in self.shape):
+        return self
+    if not dims:
+        return reshape(_rolled(reshape(self, [numel(self.shape)]), shifts[0], 0), self.shape)
+    x = self
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _rolled(x, shift, axis_of(dim, self.rank))
+    return x
+
+
+def _rolled(x: TensorValue, shift: Size, axis: int) -> TensorValue:
+    size, by = static(x.shape[axis]), static(shift)
+    if size is not None and by is not None:
+        first = -by % size
+        if first == 0:
+            return x
+        head, tail = take_slice(x, axis, 0, 1, first), take_slice(x, axis, first, 1, size - first)
+        return ops.concat([tail, head], axis)
+    extent = tensor(x.shape[axis], DType.int64, x.device)
+    at = iota(x.shape[axis], DType.int64, x.device) - tensor(shift, DType.int64, x.device)
+    return ops.gather(x, ops.mod(at, ops.max(extent, 1)), axis)
+
+
+# -- triangles -----------------------------------------------------------------------------------------------------
+def _band(x: TensorValue, diagonal: Size, lower: bool) -> TensorValue:
+    """Zero where a column is right of (``lower``) or left of the diagonal."""
+    rows, columns = x.shape[-2], x.shape[-1]
+    row = reshape(iota(rows, DType.int64, x.device), [rows, 1]) + tensor(diagonal, DType.int64, x.device)
+    column = reshape(iota(columns, DType.int64, x.device), [1, columns])
+    mask = ops.greater_equal(row, column) if lower else ops.greater_equal(column, row)
+    return ops.where(broadcast_to(mask, x.shape), x, full(0, x.shape, x.dtype, x.device))
+
+
+# tril(Tensor self, SymInt diagonal=0) -> Tensor
+@map_to(aten.tril.default)
+def tril(self: TensorValue, diagonal: Size = 0) -> TensorValue:
+    return _band(self, diagonal, lower=True)
+
+
+# triu(Tensor self, SymInt diagonal=0) -> Tensor
+@map_to(aten.triu.default)
+def triu(self: TensorValue, diagonal: Size = 0) -> TensorValue:
+    return _band(self, diagonal, lower=False)

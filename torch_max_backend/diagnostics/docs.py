@@ -1,0 +1,60 @@
+"""Generated parts of the documentation: ``python -m torch_max_backend.diagnostics.docs --check`` or ``--write``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from torch_max_backend.options import ENVIRONMENT_ONLY, PREFIX, table
+
+BEGIN, END = "<!-- options -->", "<!-- /options -->"
+
+
+def options_markdown() -> str:
+    """Every option as a Markdown table, and the variables without an option as a second one."""
+    lines = ["| option | variable | type | default | meaning |", "|---|---|---|---|---|"]
+    for name, variable, kind, default, meaning in table():
+        lines.append(f"| `{name}` | `{variable}` | {_cell(kind)} | `{default}` | {_cell(meaning)} |")
+    lines += ["", "Variables without an option:", "", "| variable | meaning |", "|---|---|"]
+    lines += [f"| `{PREFIX}{name}` | {_cell(meaning)} |" for name, meaning in ENVIRONMENT_ONLY.items()]
+    return "\n".join(lines)
+
+
+def with_options(text: str) -> str:
+    """``text`` with a fresh table between its markers.
+
+    Raises:
+        ValueError: The text does not have exactly one pair of markers.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"expected one {BEGIN} and after it one {END}")
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    return f"{head}{BEGIN}\n{options_markdown()}\n{END}{tail}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main(
+    write: bool = typer.Option(False, "--write", help="Bring the file up to date."),
+    check: bool = typer.Option(False, "--check", help="Fail if the file is out of date."),
+    file: Path = typer.Option(Path("README.md"), help="The file with the markers."),
+) -> None:
+    """Write the options table of the README, or check that it is up to date."""
+    if write == check:
+        raise typer.BadParameter("give one of --write and --check")
+    text = file.read_text(encoding="utf-8")
+    wanted = with_options(text)
+    if write:
+        file.write_text(wanted, encoding="utf-8")
+    elif text != wanted:
+        print(f"{file}: the options table is out of date; bring it up to date with --write", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
