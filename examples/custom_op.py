@@ -79,7 +79,7 @@ def main() -> None:
     for run in (logits, compiled):
         x = torch.linspace(-40, 40, 1000).requires_grad_()
         y = run(x)
-        y.square().sum().backward()
+        y.sum().backward()
         results.append((y.detach(), x.grad))
     (wanted, wanted_grad), (given, given_grad) = results
     for report in reports():
@@ -88,7 +88,8 @@ def main() -> None:
     print("largest difference: result {:.1e}, gradient {:.1e}".format(*differences))
     assert reports(), "nothing was compiled"
     torch.testing.assert_close(given, wanted, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(given_grad, wanted_grad, rtol=1e-5, atol=1e-4)
+    # Where the op saturates, the gradient is a difference of nearly equal numbers: it has an absolute error.
+    torch.testing.assert_close(given_grad, wanted_grad, rtol=1e-5, atol=1e-5)
     print("The same result and gradient as eager.")
 
 

@@ -3,7 +3,7 @@
     uv run python examples/generate.py
 
 The model is a small Llama with random weights, so nothing is downloaded and the text means nothing; what counts is that
-the compiled model picks the tokens that eager picks. The first run compiles (under a minute), later ones load.
+the compiled model picks the tokens that eager picks. The first run compiles (a minute or two), later ones load.
 """
 
 from __future__ import annotations

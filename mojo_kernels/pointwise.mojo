@@ -133,7 +133,8 @@ def _unsigned[dtype: DType]() -> DType:
 struct IntegerDivide[operation: StaticString]:
     """Quotients (`floor`, `trunc`) and remainders (`remainder`, `fmod`) of integers.
 
-    On a CPU a zero divisor is an error, as in torch; on a GPU, where torch defines no result, it counts as one.
+    On a CPU a zero divisor (`zeros` holds their number) is an error, as in torch; on a GPU, where torch defines no
+    result, it counts as one.
     """
 
     @staticmethod
@@ -143,14 +144,11 @@ struct IntegerDivide[operation: StaticString]:
         result: OutputTensor,
         a: InputTensor[dtype=result.dtype, rank=result.rank, ...],
         b: InputTensor[dtype=result.dtype, rank=result.rank, ...],
+        zeros: InputTensor[dtype=DType.int32, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         comptime if target == "cpu":
-            var divisors = b.unsafe_ptr()
-            var zeros = 0
-            for i in range(b.size()):
-                zeros += Int(divisors[unsafe_offset=i] == 0)
-            if zeros:
+            if zeros[0] != 0:
                 raise Error("ZeroDivisionError: integer division or modulo by zero")
 
         def element[width: Int](index: Coord[...]) {var a, var b} -> SIMD[result.dtype, width]:

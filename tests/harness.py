@@ -51,6 +51,7 @@ def prepare(cases: list[Case], graphs_per_module: int = 24) -> dict[str, str]:
 def check(case: Case) -> None:
     """Run one case compiled and in eager, and compare outputs, dtypes, shapes, strides and writes into inputs."""
     function = compiled(case)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     draws = [case.inputs] + ([case.second] if case.second is not None else [])
     for drawn in draws:
         wanted_inputs, given_inputs = case.make(drawn), case.make(drawn)
@@ -60,7 +61,7 @@ def check(case: Case) -> None:
         compare((given, given_inputs), (wanted, wanted_inputs), case)
         assert aliasing((given, given_inputs)) == aliasing((wanted, wanted_inputs)), "other tensors share memory"
     if case.second is not None:
-        frames = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        frames = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
         assert frames <= 1, f"{frames} graphs for two sizes: the second size compiled again"
 
 

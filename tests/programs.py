@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -143,6 +145,21 @@ def channels_last_net(x, w):
     return y, y.mean((2, 3))
 
 
+def masked_attention(q, k, v):
+    n = q.shape[2]
+    mask = torch.ones(n, n, dtype=torch.bool).tril()[None, None].expand(q.shape[0], 1, n, n)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask), F.scaled_dot_product_attention(q, k, v)
+
+
+def float_of_config(x, f):
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2.0 / f) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def image_sizes(x, w):
+    y = F.max_pool2d(F.relu(F.conv2d(x, w, stride=2, padding=1)), 3, 2, 1)
+    return y, y.flatten(2).mean(2)
+
+
 class Block(nn.Module):
     """A linear layer, a norm and an activation."""
 
@@ -211,5 +228,20 @@ PROGRAMS = [
         (randn(6, 4), ints(3, low=0, high=6)),
         dynamic=True,
         second=(randn(7, 4), ints(5, low=0, high=7)),
+    ),
+    Case(
+        "dynamic_masked_attention",
+        masked_attention,
+        (randn(2, 4, 5, 16), randn(2, 4, 5, 16), randn(2, 4, 5, 16)),
+        dynamic=True,
+        second=(randn(3, 4, 7, 16), randn(3, 4, 7, 16), randn(3, 4, 7, 16)),
+    ),
+    Case("dynamic_float", float_of_config, (randn(2, 24), math.pi), dynamic=True, second=(randn(3, 24), math.pi)),
+    Case(
+        "dynamic_image",
+        image_sizes,
+        (randn(2, 3, 17, 17), randn(4, 3, 3, 3)),
+        dynamic=True,
+        second=(randn(3, 3, 21, 25), randn(4, 3, 3, 3)),
     ),
 ]

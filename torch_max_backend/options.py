@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -112,7 +112,7 @@ def _checked(name: str, value: Any, source: str) -> Any:
             raise OptionError(f"{source} is {value!r}: use one of {', '.join(choices)}{_nearest(str(value), choices)}")
         return value
     if kind == tuple[str, ...]:
-        if isinstance(value, str) or not all(isinstance(v, str) or hasattr(v, "__name__") or str(v) for v in value):
+        if isinstance(value, str) or not isinstance(value, Iterable):
             raise OptionError(f"{source} is {value!r}: expected a list of op names")
         return tuple(str(v) for v in value)
     if kind is str:

@@ -91,7 +91,6 @@ def grids(x):
         torch.tril_indices(4, 3, -1),
         torch.triu_indices(3, 3, 1, dtype=i32),
         torch.tril_indices(0, 3),
-        torch.meshgrid(torch.arange(3), torch.arange(2), indexing="ij"),
         torch.cartesian_prod(torch.arange(2), torch.arange(3)),
         torch.vander(x[0], 3),
     )
@@ -121,5 +120,6 @@ CASES = [
     Case("ranges", ranges, (randn(3, 4),)),
     Case("spaces", spaces, (randn(3, 4),)),
     Case("grids", grids, (randn(3, 4),)),
-    Case("dynamic_creation", dynamic_creation, (randn(3, 4),), dynamic=True, second=(randn(6, 4),)),
+    Case("meshgrid", lambda x: torch.meshgrid(torch.arange(3), torch.arange(2) * 2, indexing="ij"), (randn(3, 4),)),
+    Case("dynamic_creation", dynamic_creation, (randn(5, 4),), dynamic=True, second=(randn(6, 4),)),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.cases import Case, bools, ints, randn, special
+from tests.cases import Case, bools, ints, randn
 
 aten = torch.ops.aten
 bf16, f16, f64, i64, i32, u8 = torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8
@@ -18,12 +18,13 @@ def reads(x, i, j):
         x[i, i],
         x[i, :, j],
         x[:, i, j],
-        x[i[0, 0]],
-        x[i[0, 0], :, j[0]],
+        aten.index(x, [i[0, 0]]),
+        aten.index(x, [i[0, 0], None, j]),
+        aten.index(x, [i[0, 0], None, j[0]]),
         x[i[:, :1], i[0]],
         x[None, i],
-        x[i[:0]],
-        x[:0][:, i],
+        x[i[:0]].sum(),
+        x[:0][:, i].sum(),
         x[i.to(i32)],
         aten._unsafe_index(x, [None, i, j]),
         x.index_select(1, i[0].abs()),
@@ -41,7 +42,7 @@ def gathers(x, i):
         x.gather(-1, i[:1]),
         x[0].gather(0, i[0]),
         x[0, 0].gather(0, torch.tensor(0)),
-        x.gather(1, i[:, :0]),
+        x.gather(1, i[:, :0]).sum(),
         x.take_along_dim(i, 1),
         (x > 0).gather(1, i),
         x.half().gather(1, i),
@@ -192,6 +193,7 @@ def on_dtypes(x, i, s):
     return out
 
 
+SPECIAL = torch.tensor([float("nan"), float("inf"), -float("inf"), 1.0, -2.0, 0.5, 3.0, float("nan")])
 PERMUTED = torch.tensor([3, 0, 2])
 
 CASES = [
@@ -213,7 +215,7 @@ CASES = [
         (randn(3, 5), ints(3, 5, low=0, high=3), randn(3, 5)),
     ),
     Case("reductions", reductions, (randn(4, 5), ints(3, 5, low=0, high=4), randn(4, 5))),
-    Case("nan_reductions", nan_reductions, (special(), ints(16, low=0, high=16)), exact=True),
+    Case("nan_reductions", nan_reductions, (SPECIAL, ints(8, low=0, high=8)), exact=True),
     Case("along", along, (randn(3, 3, 3), torch.tensor([2, 0, 2]), randn(3, 3, 3))),
     Case(
         "dynamic_writes",
@@ -230,6 +232,6 @@ CASES = [
             on_dtypes,
             (ints(4, 4, dtype=d, low=0, high=5), PERMUTED, ints(3, 4, dtype=d, low=0, high=5)),
         )
-        for d in (bf16, f16, f64, i64, i32, torch.int8, u8, torch.bool)
+        for d in (bf16, i64, torch.int8, torch.bool)
     ),
 ]

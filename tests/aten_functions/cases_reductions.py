@@ -167,10 +167,13 @@ def empties(x, i, b):
         b.any(),
         b.all(1),
         b.any(0),
-        x.cumsum(1),
         torch.linalg.vector_norm(x, 2, 1),
         torch.count_nonzero(x),
     )
+
+
+def brief(x):
+    return x.sum(1), x.mean(), x.amax(0), *x.min(1), x.var(1), torch.linalg.vector_norm(x, 3), torch.logsumexp(x, 1)
 
 
 def high_rank(x):
@@ -222,23 +225,17 @@ def dynamic_reductions(x):
 
 CASES = [
     Case("sums_f32", sums, (randn(3, 5, 7),)),
-    Case("sums_f64", sums, (randn(3, 5, 7, dtype=F64),)),
     Case("sums_bf16", sums, (randn(3, 5, 7, dtype=BF16),), atol=1e-2, why="eager rounds in another order"),
-    Case("sums_f16", sums, (randn(3, 5, 7, dtype=F16),), atol=2e-3, why="eager rounds in another order"),
     Case("sum_long_rows", lambda x: (x.sum(1), x.sum(0), x.mean(1)), (rand(4, 20000),)),
     Case("sum_long_rows_bf16", lambda x: (x.sum(1), x.mean(1)), (rand(4, 20000, dtype=BF16),)),
     Case("integer_sums_i64", integer_sums, (ints(3, 4),)),
     Case("integer_sums_i32_wrap", integer_sums, (ints(3, 4, low=2**28, high=2**30, dtype=torch.int32),)),
     Case("integer_sums_u8", integer_sums, (ints(3, 4, low=0, high=256, dtype=torch.uint8),)),
-    Case("integer_sums_i8", integer_sums, (ints(3, 4, low=-128, high=128, dtype=torch.int8),)),
     Case("integer_sums_bool", integer_sums, (bools(3, 4),)),
     Case("products_f32", float_products, (rand(3, 4, low=0.5, high=1.5),)),
-    Case("products_bf16", float_products, (rand(3, 4, low=0.5, high=1.5, dtype=BF16),)),
     Case("sum_dtypes", sum_dtypes, (randn(3, 4), ints(3, 4, dtype=torch.int32))),
     Case("extremes_nan", extremes, (ROWS,), exact=True),
-    Case("extremes_finite", extremes, (ROWS_FINITE,)),
     Case("extremes_bf16", extremes, (ROWS.to(BF16),)),
-    Case("extremes_f64", extremes, (ROWS.to(F64),)),
     Case("extremes_i64", extremes, (ints(6, 9, low=-3, high=4),)),
     Case("extremes_i32_limits", extremes, (torch.tensor([[2**31 - 1, -(2**31), 0]], dtype=torch.int32),)),
     Case("extremes_u8", extremes, (ints(6, 9, low=0, high=256, dtype=torch.uint8),)),
@@ -247,10 +244,8 @@ CASES = [
     Case("argmax_wide_f32", lambda x: (x.argmax(1), x.argmin(0), *x.min(1)), (randn(4, 1000),)),
     Case("logical_f32", logical, (torch.tensor([[0.0, -0.0, NAN], [0.0, 0.0, 0.0], [1.0, INF, -1.0]]),)),
     Case("logical_bool", logical, (bools(3, 4),)),
-    Case("logical_i64", logical, (ints(3, 4, low=0, high=2),)),
     Case("logical_u8", logical, (ints(3, 4, low=0, high=2, dtype=torch.uint8),)),
     Case("moments_f32", moments, (randn(3, 5, 7),)),
-    Case("moments_f64", moments, (randn(3, 5, 7, dtype=F64),)),
     Case("moments_bf16", moments, (randn(3, 5, 7, dtype=BF16),), atol=1e-2, why="eager rounds in another order"),
     Case(
         "moments_large_mean",
@@ -261,7 +256,6 @@ CASES = [
     ),
     Case("moments_degenerate", lambda x: (x.var(1), x.std(0, correction=3), x.var(0, correction=4)), (randn(3, 1),)),
     Case("norms_f32", norms, (randn(3, 5, 7),)),
-    Case("norms_f64", norms, (randn(3, 5, 7, dtype=F64),)),
     Case("norms_bf16", norms, (randn(3, 5, 7, dtype=BF16),), atol=1e-2, why="eager rounds in another order"),
     Case("norm_dtype", lambda x: torch.linalg.vector_norm(x, 2, 1, dtype=F64), (randn(3, 4),)),
     Case("dist", lambda a, b: (torch.dist(a, b), torch.dist(a, b, 1), torch.dist(a, b, INF)), (randn(3, 4), randn(4))),
@@ -272,6 +266,8 @@ CASES = [
     Case("zero_dim_f32", zero_dim, (torch.tensor(2.5),)),
     Case("empties", empties, (torch.zeros(3, 0), torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, 0).bool())),
     Case("empties_outer", lambda x: (x.sum(), x.sum(1), x.mean(1), x.amax(1), x.argmax(1)), (torch.zeros(0, 4),)),
+    Case("brief_f64", brief, (ROWS.to(F64),)),
+    Case("brief_f16", brief, (randn(3, 7, dtype=F16),)),
     Case("high_rank", high_rank, (randn(2, 3, 4, 5, 2),)),
     Case("cumsum_f32", cumsums, (randn(4, 100),)),
     Case("cumsum_bf16", cumsums, (randn(4, 100, dtype=BF16),), atol=5e-2, why="one rounding step of a sum of size 10"),

@@ -14,6 +14,7 @@ from torch_max_backend.aten_functions.common import axis_of, full
 from torch_max_backend.aten_functions.context import is_used, out_shape
 from torch_max_backend.aten_functions.elementary import at_least, at_most, in_accumulator, less, number, relu
 from torch_max_backend.aten_functions.registry import How, aten, map_to
+from torch_max_backend.aten_functions.views import take_slice
 
 Number = bool | int | float
 F = TypeVar("F", bound=Callable[..., Any])
@@ -206,7 +207,7 @@ def glu(self: TensorValue, dim: int = -1) -> TensorValue:
     """The first half along ``dim`` times the sigmoid of the second."""
     axis = axis_of(dim, self.rank)
     half = out_shape()[axis]
-    first, second = ops.split(self, [half, half], axis)
+    first, second = (take_slice(self, axis, start, 1, half, is_inside=True) for start in (0, half))
     return in_accumulator(lambda a, b: _mul(a, elementary.sigmoid(b)))(first, second)
 
 
@@ -310,8 +311,8 @@ def _inside(x: TensorValue, lambd: Number) -> TensorValue:
 def softshrink(self: TensorValue, lambd: Number = 0.5) -> TensorValue:
     """Towards zero by ``lambd``; NaN stays."""
     bound, zero = number(lambd, self), number(0, self)
-    lower = ops.where(less(self, ops.negate(bound)), _add(self, bound), _mul(self, zero))
-    return ops.where(ops.greater(self, bound), _sub(self, bound), lower)
+    lower = ops.where(less(self, ops.negate(bound)), _add(self, bound), zero)
+    return elementary.keep_nan(self, ops.where(ops.greater(self, bound), _sub(self, bound), lower))
 
 
 # hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor

@@ -140,10 +140,15 @@ def _attends(mask: TensorValue) -> TensorValue:
     return ops.greater(ops.max(cast(seen, dtype), axis=-1), constant(0, dtype, mask.device))
 
 
-def _suits_flash_cpu(query: TensorValue, key: TensorValue, value: TensorValue) -> bool:
-    """Whether MAX's CPU kernel can compute this: it knows neither groups of heads nor 16-bit sums in float32."""
+def _suits_flash_cpu(query: TensorValue, key: TensorValue, value: TensorValue, bias: TensorValue | None) -> bool:
+    """Whether MAX's CPU kernel can compute this: it knows neither groups of heads nor 16-bit sums in float32.
+
+    With symbolic sizes it reads a mask that has a batch of its own at wrong places.
+    """
+    sizes_known = all(static(d) is not None for x in (query, key) for d in x.shape)
     return (
         query.device.is_cpu()
+        and (bias is None or sizes_known)
         and query.dtype == DType.float32
         and query.shape[1] == key.shape[1]
         and query.shape[3] == value.shape[3]
@@ -168,7 +173,7 @@ def _attention(
             full(0, query.shape[:3], wide, query.device),
         )
     bias = _bias(mask, is_causal, query, key)
-    if not is_used(1) and _suits_flash_cpu(query, key, value):
+    if not is_used(1) and _suits_flash_cpu(query, key, value, bias):
         out = _flash_cpu(query, key, value, bias, scale)
         if mask is not None:
             rows = broadcast_to(_attends(bias), out.shape)

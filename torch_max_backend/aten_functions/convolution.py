@@ -22,6 +22,7 @@ from torch_max_backend.aten_functions.context import is_used, out_dtype, out_sha
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.matmul import product
 from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.aten_functions.windows import cut_axis, pad_axis, spread_axis
 from torch_max_backend.errors import Unsupported
 
 Ints = Sequence[int]
@@ -58,25 +59,6 @@ def _channels_first(x: TensorValue) -> TensorValue:
 def _filter_last(weight: TensorValue) -> TensorValue:
     """``[F, C, *K]`` as ``[*K, C, F]``."""
     return permute(weight, [*range(2, weight.rank), 1, 0])
-
-
-def _cut(x: TensorValue, axis: int, start: int, size: Dim) -> TensorValue:
-    """``size`` elements of ``axis`` from ``start`` on."""
-    if start == 0 and x.shape[axis] == size:
-        return x
-    index: list[object] = [slice(None)] * x.rank
-    index[axis] = (slice(start, Dim(start) + size), size)
-    return ops.slice_tensor(x, index)  # type: ignore[arg-type]
-
-
-def _pad(x: TensorValue, before: Ints, after: Ints, first: int) -> TensorValue:
-    """Zeros around the axes from ``first`` on."""
-    if not any(before) and not any(after):
-        return x
-    paddings = [0] * (2 * x.rank)
-    for i, (low, high) in enumerate(zip(before, after, strict=True)):
-        paddings[2 * (first + i)], paddings[2 * (first + i) + 1] = low, high
-    return ops.pad(x, paddings)
 
 
 def _ints(name: str, values: Sequence[int | Dim], rank: int) -> tuple[int, ...]:
@@ -162,7 +144,7 @@ def _convolve_transposed(x: TensorValue, weight: TensorValue, window: Window, si
     y = _convolve(x, phases, None, Window(ones, tuple(before), window.dilation, groups), tuple(after))
     y = _interleave(y, stride)
     for i, (p, s, f, size) in enumerate(zip(window.padding, stride, first, sizes, strict=True)):
-        y = _cut(y, 2 + i, p - s * f, size)
+        y = cut_axis(y, 2 + i, p - s * f, size)
     return y
 
 
@@ -177,12 +159,7 @@ def _spread(x: TensorValue, window: Window) -> tuple[TensorValue, Window]:
     """``stride - 1`` zeros after every element but the last, and the window of stride 1 that then gives the same."""
     sizes = list(x.shape[2:])
     for axis, (size, stride) in enumerate(zip(sizes, window.stride, strict=True), start=2):
-        if stride == 1:
-            continue
-        split = [*x.shape[:axis], x.shape[axis], 1, *x.shape[axis + 1 :]]
-        wide = _pad(reshape(x, split), [0], [stride - 1], axis + 1)
-        joined = reshape(wide, [*x.shape[:axis], x.shape[axis] * stride, *x.shape[axis + 1 :]])
-        x = _cut(joined, axis, 0, (size - 1) * stride + 1)
+        x = cut_axis(spread_axis(x, axis, stride), axis, 0, (size - 1) * stride + 1)
     return x, Window((1,) * len(sizes), window.padding, window.dilation, window.groups)
 
 
@@ -190,12 +167,11 @@ def _phase_filters(weight: TensorValue, window: Window, kernel: Ints, taps: Ints
     """``[C, F/g, *K]`` to ``[F * phases, C/g, *taps]``: tap ``m`` of phase ``r`` is ``w[r + s * (taps - 1 - m)]``."""
     stride, groups, spatial = window.stride, window.groups, len(kernel)
     channels, features = weight.shape[0], weight.shape[1]
-    more = [t * s - k for t, s, k in zip(taps, stride, kernel, strict=True)]
-    w = _pad(weight, [0] * spatial, more, 2)
-    for axis, count in enumerate(taps, start=2):
+    w = weight
+    for axis, (count, s, k) in enumerate(zip(taps, stride, kernel, strict=True), start=2):
+        w = pad_axis(w, axis, 0, count * s - k)
         # Turn the taps around within their phase; phases stay in order.
-        s = stride[axis - 2]
-        pieces = [_cut(w, axis, s * m, Dim(s)) for m in reversed(range(count))]
+        pieces = [cut_axis(w, axis, s * m, s) for m in reversed(range(count))]
         w = ops.concat(pieces, axis=axis) if count > 1 else w
     split = [size for t, s in zip(taps, stride, strict=True) for size in (t, s)]
     w = reshape(w, [groups, channels // groups, features, *split])

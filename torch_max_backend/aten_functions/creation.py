@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
+import numpy as np
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions.common import broadcast_to, cast, constant, full, iota, reshape, static, tensor
 from torch_max_backend.aten_functions.context import out_dtype, out_shape, promise
-from torch_max_backend.aten_functions.dtypes import Operand, torch_dtype
+from torch_max_backend.aten_functions.dtypes import Operand
 from torch_max_backend.aten_functions.registry import aten, map_to
 
 
@@ -139,22 +139,21 @@ def eye(n: int | Dim, m: int | Dim | None = None, **options: Any) -> TensorValue
     return cast(ops.equal(row, column), out_dtype())
 
 
-def _indices(make: Callable[..., torch.Tensor], row: int, col: int, offset: int) -> TensorValue:
-    """A constant of the promised dtype: torch itself computes it while the graph is built."""
+def _indices(rows: np.ndarray, columns: np.ndarray) -> TensorValue:
+    """A constant, in torch's order: row by row."""
     there = promise()
     if any(static(d) == 0 for d in there.shape):
         return full(0, there.shape, there.dtype, there.device)
-    values = make(row, col, offset, dtype=torch_dtype(there.dtype))
-    return ops.constant(values.numpy(), there.dtype, there.device)
+    return ops.constant(np.stack([rows, columns]).astype(there.dtype.to_numpy()), there.dtype, there.device)
 
 
 # tril_indices(int row, int col, int offset=0, *, ScalarType? dtype=4, …) -> Tensor
 @map_to(aten.tril_indices.default)
 def tril_indices(row: int, col: int, offset: int = 0, **options: Any) -> TensorValue:
-    return _indices(torch.tril_indices, row, col, offset)
+    return _indices(*np.tril_indices(row, offset, col))
 
 
 # triu_indices(int row, int col, int offset=0, *, ScalarType? dtype=4, …) -> Tensor
 @map_to(aten.triu_indices.default)
 def triu_indices(row: int, col: int, offset: int = 0, **options: Any) -> TensorValue:
-    return _indices(torch.triu_indices, row, col, offset)
+    return _indices(*np.triu_indices(row, offset, col))

@@ -59,12 +59,22 @@ def add(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
     return _scaled_sum(ops.add, self, other, alpha)
 
 
+def _difference(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x - y``. MAX rewrites ``0 - y`` to a negation, which it then refuses for unsigned integers."""
+    return ops.add(x, negated(y)) if y.dtype.is_unsigned_integral() else ops.sub(x, y)
+
+
+def negated(x: TensorValue) -> TensorValue:
+    """``-x``; of unsigned integers the product with all ones, which is the same."""
+    return ops.mul(x, number(-1, x)) if x.dtype.is_unsigned_integral() else ops.negate(x)
+
+
 # sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
 # sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
 @map_to(aten.sub.Tensor, aten.sub.Scalar, how="max")
 def sub(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
     """``self - alpha * other``."""
-    return _scaled_sum(ops.sub, self, other, alpha)
+    return _scaled_sum(_difference, self, other, alpha)
 
 
 # rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
@@ -72,7 +82,7 @@ def sub(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
 @map_to(aten.rsub.Tensor, aten.rsub.Scalar, how="max")
 def rsub(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
     """``other - alpha * self``."""
-    return _scaled_sum(ops.sub, other, self, alpha)
+    return _scaled_sum(_difference, other, self, alpha)
 
 
 # mul.Tensor(Tensor self, Tensor other) -> Tensor
@@ -87,7 +97,8 @@ def mul(self: Operand, other: Operand) -> TensorValue:
 
 # div.Tensor(Tensor self, Tensor other) -> Tensor
 # div.Scalar(Tensor self, Scalar other) -> Tensor
-@map_to(aten.div.Tensor, aten.div.Scalar, how="max")
+# true_divide.Tensor(Tensor self, Tensor other) -> Tensor
+@map_to(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, how="max")
 def div(self: Operand, other: Operand) -> TensorValue:
     """The true quotient, of integers too."""
     return rounded(ops.div(*arithmetic_operands(self, other)))
@@ -132,9 +143,7 @@ for _op, _function in (
 @map_to(aten.neg.default, how="max")
 def neg(self: TensorValue) -> TensorValue:
     """``-self``; unsigned integers wrap around."""
-    if self.dtype.is_unsigned_integral():
-        return ops.sub(number(0, self), self)
-    return ops.negate(self)
+    return negated(self)
 
 
 # abs(Tensor self) -> Tensor

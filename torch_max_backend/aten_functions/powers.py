@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from max.dtype import DType
-from max.graph import Dim, TensorValue, ops
+from max.graph import DeviceRef, Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions import elementary
-from torch_max_backend.aten_functions.common import broadcast_to, cast, mojo_op
+from torch_max_backend.aten_functions.common import broadcast_to, cast, constant, mojo_op, numel, reshape
 from torch_max_backend.aten_functions.context import out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import Operand
 from torch_max_backend.aten_functions.elementary import INF, NAN, both, less, number
@@ -148,18 +148,29 @@ def _integer_divide(operation: str, self: Operand, other: Operand) -> TensorValu
     x = promised(self)
     if not isinstance(other, int) or isinstance(other, bool):
         if isinstance(other, TensorValue | Dim):
-            return kernel("tmb_integer_divide", x, promised(other), operation=operation)
+            return _by_tensor(operation, x, promised(other))
         raise Unsupported(f"integer division takes an integer divisor, got {other!r}")
     bits = x.dtype.size_in_bytes * 8
     if other == 0 or not -(1 << (bits - 1)) <= other < (1 << bits):
         raise Unsupported(f"integer division of {x.dtype} needs a nonzero divisor of that dtype, got {other}")
-    return _by_constant(operation, x, other)
+    return _by_constant(operation, x, other % (1 << bits) if x.dtype.is_unsigned_integral() else other)
+
+
+def _by_tensor(operation: str, x: TensorValue, y: TensorValue) -> TensorValue:
+    """By a kernel that raises on a CPU if there is a zero divisor; as in torch, an unused one counts."""
+    zeros = constant(0, DType.int32, y.device)
+    if y.device == DeviceRef.CPU():
+        flat = reshape(cast(ops.equal(y, number(0, y)), DType.int32), [numel(y.shape)])
+        zeros = ops.sum(flat, axis=0)
+    shape = out_shape()
+    values = [broadcast_to(x, shape), broadcast_to(y, shape), ops.reshape(zeros, [1])]
+    return mojo_op("tmb_integer_divide", values, [(x.dtype, shape)], {"operation": operation})[0]
 
 
 def _by_constant(operation: str, x: TensorValue, divisor: int) -> TensorValue:
     y, zero = number(divisor, x), number(0, x)
     # The quotient of the lowest integer by -1 traps on a CPU.
-    floor = ops.sub(zero, x) if divisor == -1 else ops.floor_div(x, y)
+    floor = ops.negate(x) if divisor == -1 else ops.floor_div(x, y)
     if operation == "floor":
         return floor
     rest = ops.sub(x, ops.mul(floor, y))
@@ -187,5 +198,5 @@ def lcm(self: TensorValue, other: TensorValue) -> TensorValue:
     divisor = kernel("tmb_gcd", x, y)
     zero, one = number(0, divisor), number(1, divisor)
     safe = ops.where(ops.equal(divisor, zero), one, divisor)
-    product = ops.mul(kernel("tmb_integer_divide", x, safe, operation="trunc"), y)
+    product = ops.mul(_by_tensor("trunc", x, safe), y)
     return product if product.dtype.is_unsigned_integral() else ops.abs(product)

@@ -29,12 +29,13 @@ from torch_max_backend.aten_functions.common import (
     tensor,
 )
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
-from torch_max_backend.aten_functions.dtypes import accumulator, max_dtype
+from torch_max_backend.aten_functions.dtypes import accumulator, max_dtype, torch_dtype
 from torch_max_backend.aten_functions.registry import aten, map_to
 
 Reducer = Callable[[TensorValue, int], TensorValue]
 
 # The largest argument with a finite exponential. MAX's vectorised float32 exp gives 2.4e38 beyond it, and for NaN.
+# Of MAX's comparisons only `greater`, `greater_equal` and `equal` are false for NaN: `<` and `<=` are true.
 _EXP_LIMIT = {DType.float32: 88.72283, DType.float64: 709.782712893384}
 
 
@@ -97,28 +98,52 @@ def moments(x: TensorValue, axes: Sequence[int], correction: float = 0) -> tuple
     distance = x - mean
     size = numel(x.shape[a] for a in axes)
     known = static(size)
+    squares = sum_axes(distance * distance, axes)
     if known is not None:
-        divisor = constant(max(known - correction, 0.0), x.dtype, x.device)
-    else:
-        left = tensor(size, x.dtype, x.device) - constant(correction, x.dtype, x.device)
-        divisor = ops.max(left, constant(0, x.dtype, x.device))
-    return mean, sum_axes(distance * distance, axes) / divisor
+        return mean, divided_variance(squares, known - correction)
+    left = tensor(size, x.dtype, x.device) - constant(correction, x.dtype, x.device)
+    return mean, squares / ops.max(left, constant(0, x.dtype, x.device))
+
+
+def divided_variance(squares: TensorValue, divisor: float) -> TensorValue:
+    """``squares / divisor``; by zero NaN or infinity as in torch, which MAX's constant folding would not give."""
+    if divisor > 0:
+        return squares / constant(divisor, squares.dtype, squares.device)
+    inf, nan = (constant(v, squares.dtype, squares.device) for v in (math.inf, math.nan))
+    return ops.where(ops.greater(squares, constant(0, squares.dtype, squares.device)), inf, nan)
 
 
 def exact_exp(x: TensorValue) -> TensorValue:
     """``exp`` that is NaN for NaN and infinite where it overflows; float32 and float64."""
     limit = constant(_EXP_LIMIT[x.dtype], x.dtype, x.device)
-    return ops.where(x <= limit, ops.exp(x), x + constant(math.inf, x.dtype, x.device))
+    return ops.where(ops.greater_equal(limit, x), ops.exp(x), x + constant(math.inf, x.dtype, x.device))
 
 
 def extreme_axes(x: TensorValue, axes: Sequence[int], reducer: Reducer) -> TensorValue:
-    """:func:`largest` or :func:`smallest` over ``axes``, kept with size 1; NaN where one of the elements is NaN."""
+    """:func:`largest` or :func:`smallest` over ``axes``, kept with size 1, as torch defines them for floats.
+
+    MAX's reductions start from the outermost finite number and skip NaN. A sum of marks tells whether there was a NaN,
+    and whether that number was really there or is left over from a row of infinities.
+    """
     plain = reduce_axes(x, axes, reducer)
     if not x.dtype.is_float():
         return plain
-    nan = constant(math.nan, x.dtype, x.device)
-    marked = reduce_axes(ops.where(ops.is_nan(x), nan, constant(0, x.dtype, x.device)), axes, ops.sum)
-    return ops.where(ops.is_nan(marked), nan, plain)
+    sign = -1 if reducer is largest else 1
+    finite = torch.finfo(torch_dtype(x.dtype)).max
+    bound, beyond, nan, zero, one = (
+        constant(v, x.dtype, x.device) for v in (sign * finite, sign * math.inf, math.nan, 0, 1)
+    )
+    marks = ops.where(ops.is_nan(x), nan, ops.where(ops.equal(x, bound), one, zero))
+    marked = reduce_axes(marks, axes, ops.sum)
+    left_over = ops.logical_and(ops.equal(plain, bound), ops.equal(marked, zero))
+    return ops.where(ops.is_nan(marked), nan, ops.where(left_over, beyond, plain))
+
+
+def truth(x: TensorValue) -> TensorValue:
+    """Whether an element is not zero; NaN is not. (MAX's ``not_equal`` is false for NaN.)"""
+    if x.dtype == DType.bool:
+        return x
+    return ops.logical_not(ops.equal(x, constant(0, x.dtype, x.device)))
 
 
 def first_position(hit: TensorValue, axis: int) -> TensorValue:
@@ -262,7 +287,7 @@ def argmin(self: TensorValue, dim: int | None = None, keepdim: bool = False) -> 
 def _logical(x: TensorValue, dim: int | Sequence[int] | None, reducer: Reducer) -> TensorValue:
     nothing = dim is not None and not isinstance(dim, int) and not len(dim)
     axes = [] if nothing else _axes(dim, x)
-    return _finish(reduce_axes(cast(x, DType.bool), axes, reducer))
+    return _finish(reduce_axes(truth(x), axes, reducer))
 
 
 # any(Tensor self) -> Tensor
@@ -353,8 +378,7 @@ def linalg_vector_norm(
     x = cast(x, accumulator(x.dtype))
     axes = _axes(dim, x)
     if ord == 0:
-        nonzero = ops.not_equal(x, constant(0, x.dtype, x.device))
-        return _finish(reduce_axes(cast(nonzero, x.dtype), axes, ops.sum))
+        return _finish(reduce_axes(cast(truth(x), x.dtype), axes, ops.sum))
     size = ops.abs(x)
     if math.isinf(ord):
         return _finish(extreme_axes(size, axes, largest if ord > 0 else smallest))

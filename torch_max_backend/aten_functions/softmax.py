@@ -30,14 +30,14 @@ from torch_max_backend.aten_functions.registry import aten, map_to
 def _poison(x: TensorValue, axis: int) -> TensorValue:
     """0 per row, but NaN where a row holds NaN or +inf: MAX's fused softmax kernels give finite values there."""
     zero, inf, nan = (constant(v, x.dtype, x.device) for v in (0.0, math.inf, math.nan))
-    return ops.sum(ops.where(x < inf, zero, nan), axis)
+    return ops.sum(ops.where(ops.greater(inf, x), zero, nan), axis)
 
 
 def _shifted(x: TensorValue, axis: int) -> tuple[TensorValue, TensorValue]:
     """``x - max(x)`` and its exponential (NaN for NaN), in the accumulator of x's dtype."""
     x = cast(x, accumulator(x.dtype))
-    distance = x - largest(x, axis)
-    return distance, ops.where(distance <= constant(0, x.dtype, x.device), ops.exp(distance), distance)
+    distance, zero = x - largest(x, axis), constant(0, x.dtype, x.device)
+    return distance, ops.where(ops.greater_equal(zero, distance), ops.exp(distance), distance)
 
 
 def _softmax_along(x: TensorValue, axis: int) -> TensorValue:
@@ -80,13 +80,12 @@ def _safe_softmax(self: TensorValue, dim: int, dtype: torch.dtype | None = None)
 
 
 def _safe_softmax_along(x: TensorValue, axis: int) -> TensorValue:
-    """Softmax that is 0 where a row is -inf throughout. MAX's max skips NaN, so rows with NaN are told apart."""
-    lowest = constant(-math.inf, x.dtype, x.device)
-    masked = ops.equal(largest(x, axis), lowest)
-    if axis == x.rank - 1:
-        return ops.where(masked, constant(0, x.dtype, x.device), ops.softmax(x)) + _poison(x, axis)
-    y = _softmax_along(x, axis)
-    return ops.where(masked, constant(0, y.dtype, y.device), y) + cast(_poison(x, axis), y.dtype)
+    """Softmax that is 0 where a row is -inf throughout; one sum of marks finds those rows and the ones with NaN."""
+    inf, masked, nan, zero, one = (constant(v, x.dtype, x.device) for v in (math.inf, -math.inf, math.nan, 0.0, 1.0))
+    marks = ops.where(ops.greater(inf, x), ops.where(ops.equal(x, masked), zero, one), nan)
+    marked = ops.sum(marks, axis)
+    y = ops.softmax(x) if axis == x.rank - 1 else cast(_softmax_along(x, axis), x.dtype)
+    return ops.where(ops.is_nan(marked), nan, ops.where(ops.equal(marked, zero), zero, y))
 
 
 # _softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor

@@ -118,12 +118,18 @@ def slice_scatter(
     if step != 1 or static(0 if start is None else start) is None:
         return _written(self, src, axis, start, step)
     first = _start(start, size)
-    parts = [
-        take_slice(self, axis, 0, 1, Dim(first)),
-        rebind(src, [*self.shape[:axis], length, *self.shape[axis + 1 :]]),
-        take_slice(self, axis, first + length, 1, size - first - length, is_inside=True),
-    ]
-    return ops.concat([p for p in parts if static(p.shape[axis]) != 0], axis)
+    last = size - first - length
+    src = rebind(src, [*self.shape[:axis], length, *self.shape[axis + 1 :]])
+    if static(last) is not None and any(static(d) != 1 for d in self.shape[:axis]):
+        # Joining blocks along an inner dim is several times slower than choosing.
+        at = coordinate(size, axis, self.rank, self)
+        first_at, end_at = (tensor(v, DType.int64, self.device) for v in (first, first + length))
+        written = ops.logical_and(ops.greater_equal(at, first_at), ops.greater(end_at, at))
+        new = rebind(pad_axis(src, axis, first, last), self.shape)
+        return ops.where(broadcast_to(written, self.shape), new, self)
+    ahead = take_slice(self, axis, 0, 1, Dim(first))
+    behind = take_slice(self, axis, first + length, 1, last, is_inside=True)
+    return ops.concat([p for p in (ahead, src, behind) if static(p.shape[axis]) != 0], axis)
 
 
 # slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end, SymInt step) -> Tensor

@@ -1,4 +1,4 @@
-"""Views, copies and other ops that move values without computing: reshape, permute, slice, split, cat, roll, pad …
+"""Views and copies: reshape, permute, expand, slice, split.
 
 Values are logically row-major, so a view is its shape; torch's strides play a role only for ``as_strided``.
 The promised shape decides wherever torch has worked it out already.
@@ -19,15 +19,15 @@ from torch_max_backend.aten_functions.common import (
     constant,
     full,
     iota,
+    mojo_op,
     move_axis,
-    numel,
     permute,
-    rebind,
     reshape,
     static,
     tensor,
 )
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape, promise
+from torch_max_backend.aten_functions.dtypes import TO_MAX
 from torch_max_backend.aten_functions.registry import aten, map_to
 
 Size = int | Dim
@@ -74,16 +74,22 @@ def expand(self: TensorValue, size: Sequence[Size], *, implicit: bool = False) -
     return broadcast_to(self, out_shape())
 
 
-def _other_bits(self: torch.Tensor, dtype: torch.dtype) -> str | None:
-    if self.dtype == dtype:
+def _other_width(self: torch.Tensor, dtype: torch.dtype) -> str | None:
+    if self.dtype == dtype or (self.dtype.itemsize == dtype.itemsize and dtype in TO_MAX and dtype is not torch.bool):
         return None
-    return f"a view of the bits as another dtype; got {self.dtype} viewed as {dtype}"
+    return f"the bits as a dtype of the same width, and not as bool; got {self.dtype} viewed as {dtype}"
 
 
 # view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)
-@map_to(aten.view.dtype, aten.view_copy.dtype, how="max", supports=_other_bits, limits="the same dtype only")
+@map_to(
+    aten.view.dtype, aten.view_copy.dtype, how="mojo", supports=_other_width, limits="dtypes of one width; not to bool"
+)
 def view_dtype(self: TensorValue, dtype: torch.dtype) -> TensorValue:
-    return self
+    target = out_dtype()
+    if self.dtype == target or self.dtype == DType.bool:
+        return cast(self, target)
+    bits = self if self.rank else reshape(self, [1])
+    return reshape(mojo_op("tmb_bitcast", [bits], [(target, bits.shape)])[0], self.shape)
 
 
 # -- permutations --------------------------------------------------------------------------------------------------
@@ -302,114 +308,3 @@ def unbind(self: TensorValue, dim: int = 0) -> list[TensorValue | None]:
     count = static(self.shape[axis])
     assert count is not None, "torch knows how many tensors unbind makes"
     return [reshape(take_slice(self, axis, i, 1, 1), out_shape(i)) if is_used(i) else None for i in range(count)]
-
-
-# -- joining -------------------------------------------------------------------------------------------------------
-# cat(Tensor[] tensors, int dim=0) -> Tensor
-@map_to(aten.cat.default, how="max")
-def cat(tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
-    """Promotes dtypes; one-dimensional tensors of size 0 go with any shape, as they always have in torch."""
-    shape = out_shape()
-    axis = axis_of(dim, len(shape))
-    kept = [x for x in tensors if x.rank == len(shape) and static(x.shape[axis]) != 0]
-    return concat(kept, axis, shape)
-
-
-def concat(parts: Sequence[TensorValue], axis: int, shape: Sequence[Dim]) -> TensorValue:
-    """``parts`` joined along ``axis`` to the promised dtype and ``shape``."""
-    dtype, device = out_dtype(), promise().device
-    if not parts:
-        return full(0, shape, dtype, device)
-    placed = [on_device(converted(x, dtype), device) for x in parts]
-    aligned = [rebind(x, [*shape[:axis], x.shape[axis], *shape[axis + 1 :]]) for x in placed]
-    return aligned[0] if len(aligned) == 1 else ops.concat(aligned, axis)
-
-
-# stack(Tensor[] tensors, int dim=0) -> Tensor
-@map_to(aten.stack.default)
-def stack(tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
-    shape = out_shape()
-    axis = axis_of(dim, len(shape))
-    one = [*shape[:axis], Dim(1), *shape[axis + 1 :]]
-    return concat([reshape(x, one) for x in tensors], axis, shape)
-
-
-# repeat(Tensor self, SymInt[] repeats) -> Tensor
-@map_to(aten.repeat.default)
-def repeat(self: TensorValue, repeats: Sequence[Size]) -> TensorValue:
-    """Each dim is broadcast over a dim of its own before it, then both are merged."""
-    shape = out_shape()
-    if any(static(d) == 0 for d in shape):
-        return full(0, shape, self.dtype, self.device)
-    sizes = [*[Dim(1)] * (len(repeats) - self.rank), *self.shape]
-    before: list[Size] = []
-    after: list[Size] = []
-    for count, size in zip(repeats, sizes, strict=True):
-        if static(count) != 1:
-            before.append(1)
-            after.append(count)
-        before.append(size)
-        after.append(size)
-    return reshape(broadcast_to(reshape(self, before), after), shape)
-
-
-# -- order along an axis -------------------------------------------------------------------------------------------
-# flip(Tensor self, int[] dims) -> Tensor
-@map_to(aten.flip.default)
-def flip(self: TensorValue, dims: Sequence[int]) -> TensorValue:
-    x = self
-    for axis in sorted({axis_of(d, self.rank) for d in dims} if self.rank else ()):
-        size = x.shape[axis]
-        if static(size) not in (0, 1):
-            last = tensor(size - 1, DType.int64, x.device)
-            x = ops.gather(x, last - iota(size, DType.int64, x.device), axis)
-    return x
-
-
-# roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor
-@map_to(aten.roll.default)
-def roll(self: TensorValue, shifts: Sequence[Size], dims: Sequence[int] = ()) -> TensorValue:
-    """Without dims, the flattened tensor is rolled."""
-    if any(static(d) == 0 for d in self.shape):
-        return self
-    if not dims:
-        return reshape(_rolled(reshape(self, [numel(self.shape)]), shifts[0], 0), self.shape)
-    x = self
-    for shift, dim in zip(shifts, dims, strict=True):
-        x = _rolled(x, shift, axis_of(dim, self.rank))
-    return x
-
-
-def _rolled(x: TensorValue, shift: Size, axis: int) -> TensorValue:
-    size, by = static(x.shape[axis]), static(shift)
-    if size is not None and by is not None:
-        first = -by % size
-        if first == 0:
-            return x
-        head, tail = take_slice(x, axis, 0, 1, first), take_slice(x, axis, first, 1, size - first)
-        return ops.concat([tail, head], axis)
-    extent = tensor(x.shape[axis], DType.int64, x.device)
-    at = iota(x.shape[axis], DType.int64, x.device) - tensor(shift, DType.int64, x.device)
-    return ops.gather(x, ops.mod(at, ops.max(extent, 1)), axis)
-
-
-# -- triangles -----------------------------------------------------------------------------------------------------
-def _band(x: TensorValue, diagonal: Size, lower: bool) -> TensorValue:
-    """Zero where a column is right of (``lower``) or left of the diagonal."""
-    rows, columns = x.shape[-2], x.shape[-1]
-    row = reshape(iota(rows, DType.int64, x.device), [rows, 1]) + tensor(diagonal, DType.int64, x.device)
-    column = reshape(iota(columns, DType.int64, x.device), [1, columns])
-    mask = ops.greater_equal(row, column) if lower else ops.greater_equal(column, row)
-    return ops.where(broadcast_to(mask, x.shape), x, full(0, x.shape, x.dtype, x.device))
-
-
-# tril(Tensor self, SymInt diagonal=0) -> Tensor
-@map_to(aten.tril.default)
-def tril(self: TensorValue, diagonal: Size = 0) -> TensorValue:
-    return _band(self, diagonal, lower=True)
-
-
-# triu(Tensor self, SymInt diagonal=0) -> Tensor
-@map_to(aten.triu.default)
-def triu(self: TensorValue, diagonal: Size = 0) -> TensorValue:
-    return _band(self, diagonal, lower=False)

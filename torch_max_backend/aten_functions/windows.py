@@ -33,8 +33,11 @@ def cut_axis(x: TensorValue, axis: int, start: int, size: Dim | int, step: int =
     size = Dim(size)
     if start == 0 and step == 1 and x.shape[axis] == size:
         return x
+    stop = (size - 1) * step + (start + 1)
+    known = static(stop)
+    end = ops.reshape(ops.shape_to_tensor([stop]), []) if known is None else known
     index: list[object] = [slice(None)] * x.rank
-    index[axis] = (slice(start, (size - 1) * step + (start + 1), step), size)
+    index[axis] = (slice(start, end, step), size)
     return ops.slice_tensor(x, index)  # type: ignore[arg-type]
 
 

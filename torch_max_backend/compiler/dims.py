@@ -1,40 +1,35 @@
 """Torch's symbolic sizes as MAX dims.
 
-A size is a sympy expression over symbols. MAX dims know ``+ - * //``; everything else (Max, Min, powers of two by a
-symbol, …) becomes an *atom*: a dim with a name of its own. An atom gets its value from a graph input that has it as
-a size, or else from a *carrier*: an extra input of shape [size, 0], which holds no bytes and names the size.
+A size is a sympy expression over symbols. Polynomials become algebraic dims. Everything else (floor division, Mod, Max,
+…) becomes an *atom*: a dim with a name of its own, as if it were a symbol. MAX dims know floor division too, but its
+engine cannot show two such expressions equal once they are multiplied, as every reshape of an image does. An atom gets
+its value from a graph input that has it as a size, or else from a *carrier*: an extra input of shape [size, 0], which
+holds no bytes and names the size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import sympy
 from max.graph import Dim
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 Expr: TypeAlias = sympy.Expr
 
 
-def atoms_of(expr: Expr) -> list[Expr]:
-    """The symbols and inexpressible subexpressions that the dim of ``expr`` is made of, in order of occurrence."""
-    if isinstance(expr, sympy.Integer | int):
-        return []
-    if _is_expressible(expr):
-        return [a for arg in expr.args for a in atoms_of(arg)]  # type: ignore[arg-type]
-    return [expr]
+def _is_polynomial(expr: Expr) -> bool:
+    """Whether the expression is made of symbols, integers, sums, products and small powers alone."""
+    if isinstance(expr, sympy.Symbol | sympy.Integer):
+        return True
+    return _is_compound(expr) and all(_is_polynomial(a) for a in expr.args)
 
 
-def _is_expressible(expr: Expr) -> bool:
-    """Whether the outermost operation is one that MAX dims have."""
-    if isinstance(expr, FloorDiv | Mod | PythonMod):
-        return bool(expr.args[1].is_positive) or isinstance(expr.args[1], sympy.Symbol)
+def _is_compound(expr: Expr) -> bool:
+    """Whether the outermost operation is one that algebraic dims have: a sum, a product, a small power."""
     if isinstance(expr, sympy.Pow):
         return bool(expr.exp.is_Integer and 1 < int(expr.exp) <= 8)
-    if isinstance(expr, sympy.Mul):
-        return all(not a.is_Rational or a.is_Integer for a in expr.args)
-    return isinstance(expr, sympy.Add)
+    return isinstance(expr, sympy.Add | sympy.Mul)
 
 
 class DimTable:
@@ -43,6 +38,7 @@ class DimTable:
     def __init__(self) -> None:
         self.names: dict[Expr, str] = {}
         self.bound: set[Expr] = set()
+        self.sizes: set[Expr] = set()
 
     def bind_input(self, sizes: Iterable[Expr]) -> list[str | int]:
         """Dims for the type of a graph input: static sizes, atoms (bound by this input), or a name to rebind later."""
@@ -55,10 +51,26 @@ class DimTable:
                 self.bound.add(size)
         return dims
 
-    def use(self, size: Expr) -> None:
-        """Note that the region needs ``size``."""
-        for atom in atoms_of(size):
+    def use_size(self, size: Expr) -> None:
+        """Note that a tensor of the region has ``size``: never negative, so that it may be an atom as a whole."""
+        self.sizes.add(size)
+        self.use_number(size)
+
+    def use_number(self, expr: Expr) -> None:
+        """Note that an op takes ``expr``, which may be negative. All sizes must have been announced before."""
+        for atom in self._atoms(expr):
             self._name(atom)
+
+    def _atoms(self, expr: Expr) -> list[Expr]:
+        if isinstance(expr, sympy.Integer):
+            return []
+        return [expr] if self._is_atom(expr) else [a for arg in expr.args for a in self._atoms(arg)]
+
+    def _is_atom(self, expr: Expr) -> bool:
+        """Whether the dim of the expression is a name, and not algebra over names."""
+        if not _is_compound(expr):
+            return True
+        return expr in self.sizes and not _is_polynomial(expr)
 
     def carriers(self) -> list[Expr]:
         """Atoms that no input binds: their values are computed on the host and passed in."""
@@ -68,31 +80,22 @@ class DimTable:
         """The dim of an expression whose atoms are known.
 
         Raises:
-            KeyError: An atom was never announced with :meth:`use`.
+            KeyError: An atom was never announced.
         """
-        if isinstance(size, sympy.Integer | int):
+        if isinstance(size, sympy.Integer):
             return Dim(int(size))
         if self._is_atom(size):
             return Dim(self.names[size])
-        args = [self.dim(a) for a in size.args]  # type: ignore[arg-type]
-        if isinstance(size, sympy.Add):
-            return _fold(args, lambda a, b: a + b)
-        if isinstance(size, sympy.Mul):
-            return _fold(args, lambda a, b: a * b)
-        if isinstance(size, FloorDiv):
-            return args[0] // args[1]
-        if isinstance(size, Mod | PythonMod):
-            return args[0] - (args[0] // args[1]) * args[1]
-        return _fold([args[0]] * int(size.args[1]), lambda a, b: a * b)  # type: ignore[call-overload]
-
-    def _is_atom(self, size: Expr) -> bool:
-        return not isinstance(size, sympy.Integer) and not _is_expressible(size)
+        if isinstance(size, sympy.Pow):
+            return _fold([self.dim(size.base)] * int(size.exp), lambda a, b: a * b)
+        args = [self.dim(a) for a in size.args]
+        return _fold(args, (lambda a, b: a + b) if isinstance(size, sympy.Add) else (lambda a, b: a * b))
 
     def _name(self, expr: Expr) -> str:
         return self.names.setdefault(expr, f"d{len(self.names)}")
 
 
-def _fold(dims: list[Dim], combine) -> Dim:  # type: ignore[no-untyped-def]
+def _fold(dims: list[Dim], combine: Callable[[Dim, Dim], Dim]) -> Dim:
     total = dims[0]
     for d in dims[1:]:
         total = combine(total, d)

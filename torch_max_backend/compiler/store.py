@@ -59,6 +59,8 @@ class Store:
         try:
             record = json.loads(path.read_text())
             sha, graph = record["blob"], record["graph"]
+            if not (isinstance(sha, str) and isinstance(graph, str)):
+                raise TypeError("not an entry of this store")
             blob = self._blob_path(sha)
             found = hashlib.sha256(blob.read_bytes()).hexdigest()
         except FileNotFoundError:

@@ -60,15 +60,13 @@ class Region:
         for port in self.inputs:
             sizes = sizes_of(port.value)
             table.bind_input([sizes[d] for d in port.order])
-        for port in self.inputs:
-            for size in sizes_of(port.value):
-                table.use(size)
+        values = [p.value for p in self.inputs] + [t for n in self.nodes for t in tensors_of(value_of(n))]
+        for value in values:
+            for size in sizes_of(value):
+                table.use_size(size)
         for node in self.nodes:
-            for value in tensors_of(value_of(node)):
-                for size in sizes_of(value):
-                    table.use(size)
             for expr in _symints(node):
-                table.use(expr)
+                table.use_number(expr)
         return table
 
     @cached_property

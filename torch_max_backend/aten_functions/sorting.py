@@ -1,0 +1,248 @@
+"""Sorting, selection by rank, binary search and histograms.
+
+All of it works on rows: the axis in question is moved to the end and the others are merged. MAX's ``top_k`` compares
+with ``<`` and so misplaces NaN, and it sorts whole rows on a CPU; sorting and selection are kernels of ours.
+"""
+
+from __future__ import annotations
+
+from max.dtype import DType
+from max.graph import Dim, TensorValue, ops
+
+from torch_max_backend.aten_functions.common import (
+    axis_of,
+    cast,
+    constant,
+    iota,
+    mojo_op,
+    move_axis,
+    numel,
+    promote,
+    reshape,
+    static,
+    tensor,
+)
+from torch_max_backend.aten_functions.context import out_dtype, out_shape
+from torch_max_backend.aten_functions.reductions import at_least_1d, extreme_axes, largest, smallest
+from torch_max_backend.aten_functions.registry import aten, keep_as_island, map_to
+from torch_max_backend.errors import Unsupported
+
+# Integers of the width of a float; their order is that of the float once the kernel has fixed the sign.
+_KEYS = {
+    DType.float64: DType.int64,
+    DType.float32: DType.int32,
+    DType.float16: DType.int16,
+    DType.bfloat16: DType.int16,
+}
+
+# Selection keeps the best elements in order as it goes; beyond this many, sorting the row is cheaper.
+_MOST_SELECTED = 64
+
+Pair = tuple[TensorValue, TensorValue]
+
+
+def _rows(x: TensorValue, dim: int) -> TensorValue:
+    """``x`` as ``[rows, n]`` with the elements along ``dim`` in the rows; bool as uint8."""
+    x = at_least_1d(cast(x, DType.uint8) if x.dtype == DType.bool else x)
+    moved = move_axis(x, axis_of(dim, x.rank), x.rank - 1)
+    return reshape(moved, [numel(moved.shape[:-1]), moved.shape[-1]])
+
+
+def _restored(rows: TensorValue, like: TensorValue, dim: int, index: int) -> TensorValue:
+    """The inverse of :func:`_rows`, in the promised dtype and shape of output ``index``."""
+    like = at_least_1d(like)
+    axis = axis_of(dim, like.rank)
+    outer = [d for i, d in enumerate(like.shape) if i != axis]
+    back = move_axis(reshape(rows, [*outer, rows.shape[-1]]), like.rank - 1, axis)
+    return reshape(cast(back, out_dtype(index)), out_shape(index))
+
+
+def sort_rows(rows: TensorValue, descending: bool) -> Pair:
+    """Every row in order and where its elements come from; equal elements keep their order, NaN is the largest."""
+    key = _KEYS.get(rows.dtype, rows.dtype)
+    outputs = [(rows.dtype, rows.shape), *[(DType.int64, rows.shape), (key, rows.shape)] * 2]
+    values, indices, *_ = mojo_op("tmb_sort", [rows], outputs, {"descending": descending})
+    return values, indices
+
+
+def _top_rows(rows: TensorValue, k: int | Dim, largest_first: bool) -> Pair:
+    """The first ``k`` elements of every row in order, and where they come from."""
+    known = static(k)
+    if rows.device.is_cpu() and known is not None and known <= _MOST_SELECTED:
+        shape = [rows.shape[0], Dim(k)]
+        outputs = [(rows.dtype, shape), (DType.int64, shape), (_KEYS.get(rows.dtype, rows.dtype), shape)]
+        values, indices, _ = mojo_op("tmb_top_k", [rows], outputs, {"largest": largest_first})
+        return values, indices
+    values, indices = sort_rows(rows, largest_first)
+    return _columns(values, 0, k), _columns(indices, 0, k)
+
+
+def _columns(rows: TensorValue, start: int, stop: int | Dim) -> TensorValue:
+    return ops.slice_tensor(rows, [slice(None), (slice(start, stop), Dim(stop) - start)])
+
+
+# sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
+@map_to(aten.sort.default, how="mojo")
+def sort(self: TensorValue, dim: int = -1, descending: bool = False) -> Pair:
+    values, indices = sort_rows(_rows(self, dim), descending)
+    return _restored(values, self, dim, 0), _restored(indices, self, dim, 1)
+
+
+# sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
+@map_to(aten.sort.stable, how="mojo")
+def sort_stable(self: TensorValue, stable: bool | None, dim: int = -1, descending: bool = False) -> Pair:
+    return sort(self, dim, descending)
+
+
+# topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
+@map_to(aten.topk.default, how="mojo")
+def topk(self: TensorValue, k: int | Dim, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
+    values, indices = _top_rows(_rows(self, dim), k, largest)
+    return _restored(values, self, dim, 0), _restored(indices, self, dim, 1)
+
+
+# kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
+@map_to(aten.kthvalue.default, how="mojo")
+def kthvalue(self: TensorValue, k: int | Dim, dim: int = -1, keepdim: bool = False) -> Pair:
+    if not isinstance(k, int):
+        raise Unsupported(f"kthvalue takes a k that is known at compile time, got {k}")
+    values, indices = _top_rows(_rows(self, dim), k, False)
+    return _restored(_columns(values, k - 1, k), self, dim, 0), _restored(_columns(indices, k - 1, k), self, dim, 1)
+
+
+# -- medians ---------------------------------------------------------------------------------------------------------
+def _median_place(values: TensorValue, skip_nan: bool) -> TensorValue:
+    """Where the median stands in sorted rows (``[rows, 1]``): the lower one, the first NaN, or the lower of numbers."""
+    size = tensor(values.shape[1], DType.int64, values.device)
+    one, zero, two = (constant(v, DType.int64, values.device) for v in (1, 0, 2))
+    if not values.dtype.is_float():
+        return reshape((size - one) // two, [1, 1])
+    nans = ops.sum(cast(ops.is_nan(values), DType.int64), 1)
+    if skip_nan:
+        return ops.max(size - nans - one, zero) // two
+    return ops.where(nans > zero, size - nans, (size - one) // two)
+
+
+def _at(rows: TensorValue, place: TensorValue) -> TensorValue:
+    """The element of every row that stands at ``place`` (``[rows, 1]`` or ``[1, 1]``)."""
+    here = ops.equal(reshape(iota(rows.shape[1], DType.int64, rows.device), [1, rows.shape[1]]), place)
+    return ops.sum(ops.where(here, rows, constant(0, rows.dtype, rows.device)), 1)
+
+
+def _median(x: TensorValue, dim: int, skip_nan: bool) -> Pair:
+    values, indices = sort_rows(_rows(x, dim), False)
+    place = _median_place(values, skip_nan)
+    return _restored(_at(values, place), x, dim, 0), _restored(_at(indices, place), x, dim, 1)
+
+
+def _median_of_all(x: TensorValue, skip_nan: bool) -> TensorValue:
+    values, _ = sort_rows(_rows(reshape(x, [numel(x.shape)]), 0), False)
+    return reshape(cast(_at(values, _median_place(values, skip_nan)), out_dtype()), out_shape())
+
+
+def _not_empty(self: object, *rest: object, **options: object) -> str | None:
+    size = self.numel()  # type: ignore[attr-defined]
+    return "the median of nothing is not defined for integers, got an empty tensor" if size == 0 else None
+
+
+# median(Tensor self) -> Tensor
+@map_to(aten.median.default, how="mojo", supports=_not_empty)
+def median(self: TensorValue) -> TensorValue:
+    return _median_of_all(self, False)
+
+
+# nanmedian(Tensor self) -> Tensor
+@map_to(aten.nanmedian.default, how="mojo", supports=_not_empty)
+def nanmedian(self: TensorValue) -> TensorValue:
+    return _median_of_all(self, True)
+
+
+# median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
+@map_to(aten.median.dim, how="mojo")
+def median_dim(self: TensorValue, dim: int, keepdim: bool = False) -> Pair:
+    return _median(self, dim, False)
+
+
+# nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
+@map_to(aten.nanmedian.dim, how="mojo")
+def nanmedian_dim(self: TensorValue, dim: int, keepdim: bool = False) -> Pair:
+    return _median(self, dim, True)
+
+
+# -- binary search ---------------------------------------------------------------------------------------------------
+def _search(sequence: TensorValue, values: TensorValue, right: bool) -> TensorValue:
+    """Places in the rows of ``sequence``, a vector or of the rank of ``values``."""
+    sequence, values = promote(sequence, values)
+    size = sequence.shape[-1]
+    if sequence.rank == 1:
+        rows, wanted = reshape(sequence, [1, size]), reshape(values, [1, numel(values.shape)])
+    else:
+        count = numel(sequence.shape[:-1])
+        rows, wanted = reshape(sequence, [count, size]), reshape(values, [count, values.shape[-1]])
+    (places,) = mojo_op("tmb_search_sorted", [rows, wanted], [(out_dtype(), wanted.shape)], {"right": right})
+    return reshape(places, out_shape())
+
+
+def _as_tensor(value: TensorValue | bool | int | float, like: TensorValue) -> TensorValue:
+    if isinstance(value, TensorValue):
+        return value
+    dtype = DType.float32 if isinstance(value, float) and not like.dtype.is_float() else like.dtype
+    return constant(value, dtype, like.device)
+
+
+# searchsorted.Tensor(Tensor sorted_sequence, Tensor self, *, bool out_int32=False, bool right=False, str? side=None,
+#     Tensor? sorter=None) -> Tensor
+# searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False, str? side=None,
+#     Tensor? sorter=None) -> Tensor
+@map_to(aten.searchsorted.Tensor, aten.searchsorted.Scalar, how="mojo", limits="without sorter")
+def searchsorted(
+    sorted_sequence: TensorValue,
+    self: TensorValue | bool | int | float,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: TensorValue | None = None,
+) -> TensorValue:
+    if sorter is not None:
+        raise Unsupported("searchsorted takes a sequence that is sorted already, got a sorter")
+    return _search(sorted_sequence, _as_tensor(self, sorted_sequence), right or side == "right")
+
+
+# bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor
+# bucketize.Scalar(Scalar self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor
+@map_to(aten.bucketize.Tensor, aten.bucketize.Scalar, how="mojo")
+def bucketize(
+    self: TensorValue | bool | int | float, boundaries: TensorValue, out_int32: bool = False, right: bool = False
+) -> TensorValue:
+    return _search(boundaries, _as_tensor(self, boundaries), right)
+
+
+# -- histogram -------------------------------------------------------------------------------------------------------
+# histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor
+@map_to(aten.histc.default)
+def histc(self: TensorValue, bins: int = 100, min: float = 0, max: float = 0) -> TensorValue:
+    x = reshape(self, [1, numel(self.shape)])
+    low, high = (constant(v, x.dtype, x.device) for v in (min, max))
+    if min == max:
+        low, high = _data_range(x)
+    count, zero = constant(bins, x.dtype, x.device), constant(0, x.dtype, x.device)
+    place = ops.floor((x - low) * count / (high - low))
+    place = ops.where(ops.equal(x, high), count - constant(1, x.dtype, x.device), place)
+    inside = ops.logical_and(ops.greater_equal(x, low), ops.greater_equal(high, x))
+    place = ops.where(inside, place, constant(-1, x.dtype, x.device))
+    numbers = reshape(iota(bins, x.dtype, x.device), [bins, 1])
+    hits = ops.sum(cast(ops.equal(place, numbers), DType.int64), 1)
+    return reshape(cast(hits, out_dtype()) + cast((high - low) * zero, out_dtype()), out_shape())
+
+
+def _data_range(x: TensorValue) -> Pair:
+    """The range of the elements, widened by one on both sides if they are equal; NaN if one of them is."""
+    low, high = extreme_axes(x, [1], smallest), extreme_axes(x, [1], largest)
+    one = constant(1, x.dtype, x.device)
+    equal = ops.equal(low, high)
+    return ops.where(equal, low - one, low), ops.where(equal, high + one, high)
+
+
+_SIZE = "the size of the result depends on the values"
+keep_as_island(aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.unique_dim_consecutive, reason=_SIZE)
+keep_as_island(aten.bincount, reason=_SIZE)
