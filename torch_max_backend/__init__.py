@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch_max_backend.options import flag
 
 if flag("BEARTYPE"):
-    from beartype.claw import beartype_this_package
+    import warnings
 
+    from beartype.claw import beartype_this_package
+    from beartype.roar import BeartypeDecorHintPep613DeprecationWarning
+
+    # typing.TypeAlias is deprecated in favour of a statement that Python 3.11 does not have.
+    warnings.filterwarnings("ignore", category=BeartypeDecorHintPep613DeprecationWarning)
     beartype_this_package()
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +22,6 @@ from torch_max_backend.errors import CompileError, UnsupportedOpError
 from torch_max_backend.graph.decompositions import decomposition_table
 from torch_max_backend.graph.partition import Island, Plan, partition
 from torch_max_backend.graph.rewrites import rewrite
-from torch_max_backend.graph.tensors import tensors_of, user_line, value_of
 from torch_max_backend.options import Options, resolve
 from torch_max_backend.runtime.executable import build_executable
 from torch_max_backend.runtime.session import check_device
@@ -151,12 +149,3 @@ def _fallback_warning(plan: Plan) -> str:
         place = next((w for w in where if w), "")
         lines.append(f"  {len(where)} x {op}: {reason}" + (f" (first at {place})" if place else ""))
     return "\n".join(lines)
-
-
-def supported_python() -> bool:
-    """Whether the interpreter is one this package works with."""
-    return sys.version_info >= (3, 11)
-
-
-__all__ = ["compile_graph", "max_backend"]
-_ = (tensors_of, user_line, value_of)

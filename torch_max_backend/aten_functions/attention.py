@@ -16,7 +16,6 @@ from torch_max_backend.aten_functions.common import (
     cast,
     constant,
     full,
-    iota,
     permute,
     reshape,
     static,
@@ -68,29 +67,29 @@ def _flat(x: TensorValue) -> TensorValue:
     return reshape(x, [x.shape[0] * x.shape[1], *x.shape[2:]])
 
 
-def _bias(mask: TensorValue | None, is_causal: bool, query: TensorValue, key: TensorValue) -> TensorValue | None:
-    """What is added to the scores, of a shape that broadcasts to them: minus infinity where nothing is attended."""
+def _biases(mask: TensorValue | None, is_causal: bool, query: TensorValue, key: TensorValue) -> list[TensorValue]:
+    """What is added to the scores, of shapes that broadcast to them: minus infinity where nothing is attended."""
     device, dtype = query.device, accumulator(query.dtype)
-    never = constant(-INF, dtype, device)
-    bias = mask
+    biases: list[TensorValue] = []
     if mask is not None and mask.dtype == DType.bool:
-        bias = ops.where(mask, constant(0, dtype, device), never)
+        biases.append(ops.where(mask, constant(0, dtype, device), constant(-INF, dtype, device)))
     elif mask is not None:
-        bias = cast(mask, dtype)
+        biases.append(cast(mask, dtype))
     if is_causal:
-        rows = ops.unsqueeze(iota(query.shape[2], DType.int64, device), 1)
-        columns = ops.unsqueeze(iota(key.shape[2], DType.int64, device), 0)
-        causal = ops.where(ops.greater_equal(rows, columns), constant(0, dtype, device), never)
-        bias = causal if bias is None else ops.add(bias, causal)
-    return bias
+        # The logarithm of a triangle of ones. Comparing a row of numbers with a column would be a broadcast that is
+        # broadcast again, which MAX gets wrong for symbolic sizes.
+        biases.append(ops.log(ops.band_part(full(1, [query.shape[2], key.shape[2]], dtype, device), None, 0)))
+    return biases
 
 
-def _scores(query: TensorValue, key: TensorValue, bias: TensorValue | None, scale: Operand | None) -> TensorValue:
-    """``query @ key^T * scale + bias`` as ``[B, H, S, T]``, in the dtype to compute in."""
+def _scores(query: TensorValue, key: TensorValue, biases: list[TensorValue], scale: Operand | None) -> TensorValue:
+    """``query @ key^T * scale + biases`` as ``[B, H, S, T]``, in the dtype to compute in."""
     scores = wide_product(_grouped(query, key), permute(_flat(key), [0, 2, 1]))
     scores = ops.mul(scores, _scale(query, scale, scores.dtype))
     scores = reshape(scores, [*query.shape[:3], key.shape[2]])
-    return scores if bias is None else ops.add(scores, bias)
+    for bias in biases:
+        scores = ops.add(scores, bias)
+    return scores
 
 
 def _weighted(weights: TensorValue, value: TensorValue) -> TensorValue:
@@ -100,10 +99,10 @@ def _weighted(weights: TensorValue, value: TensorValue) -> TensorValue:
 
 
 def _attend(
-    query: TensorValue, key: TensorValue, value: TensorValue, bias: TensorValue | None, scale: Operand | None
+    query: TensorValue, key: TensorValue, value: TensorValue, biases: list[TensorValue], scale: Operand | None
 ) -> tuple[TensorValue, TensorValue]:
     """The output and the logarithm of every row's sum ``[B, H, S]``; both 0 for a row that attends to nothing."""
-    scores = _scores(query, key, bias, scale)
+    scores = _scores(query, key, biases, scale)
     dtype, device = scores.dtype, scores.device
     zero, one = constant(0, dtype, device), constant(1, dtype, device)
     top = ops.max(scores, axis=-1)
@@ -140,7 +139,7 @@ def _attends(mask: TensorValue) -> TensorValue:
     return ops.greater(ops.max(cast(seen, dtype), axis=-1), constant(0, dtype, mask.device))
 
 
-def _suits_flash_cpu(query: TensorValue, key: TensorValue, value: TensorValue, bias: TensorValue | None) -> bool:
+def _suits_flash_cpu(query: TensorValue, key: TensorValue, value: TensorValue, biases: list[TensorValue]) -> bool:
     """Whether MAX's CPU kernel can compute this: it knows neither groups of heads nor 16-bit sums in float32.
 
     With symbolic sizes it reads a mask that has a batch of its own at wrong places.
@@ -148,7 +147,7 @@ def _suits_flash_cpu(query: TensorValue, key: TensorValue, value: TensorValue, b
     sizes_known = all(static(d) is not None for x in (query, key) for d in x.shape)
     return (
         query.device.is_cpu()
-        and (bias is None or sizes_known)
+        and (not biases or (sizes_known and len(biases) == 1))
         and query.dtype == DType.float32
         and query.shape[1] == key.shape[1]
         and query.shape[3] == value.shape[3]
@@ -172,14 +171,14 @@ def _attention(
             full(0, [*query.shape[:3], value.shape[3]], query.dtype, query.device),
             full(0, query.shape[:3], wide, query.device),
         )
-    bias = _bias(mask, is_causal, query, key)
-    if not is_used(1) and _suits_flash_cpu(query, key, value, bias):
-        out = _flash_cpu(query, key, value, bias, scale)
+    biases = _biases(mask, is_causal, query, key)
+    if not is_used(1) and _suits_flash_cpu(query, key, value, biases):
+        out = _flash_cpu(query, key, value, biases[0] if biases else None, scale)
         if mask is not None:
-            rows = broadcast_to(_attends(bias), out.shape)
+            rows = broadcast_to(_attends(biases[0]), out.shape)
             out = ops.where(rows, out, constant(0, out.dtype, out.device))
         return out, None
-    out, logarithms = _attend(query, key, value, bias, scale)
+    out, logarithms = _attend(query, key, value, biases, scale)
     return cast(out, query.dtype), logarithms
 
 
@@ -208,13 +207,13 @@ def _gradients(
     value: TensorValue,
     out: TensorValue,
     logarithms: TensorValue,
-    bias: TensorValue | None,
+    biases: list[TensorValue],
     scale: Operand | None,
 ) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
     """Gradients of query, key, value and of the scores before scaling, from the rows' saved logarithms."""
     wide = accumulator(query.dtype)
     g, o = cast(grad, wide), cast(out, wide)
-    weights = ops.exp(ops.sub(_scores(query, key, bias, scale), ops.unsqueeze(cast(logarithms, wide), -1)))
+    weights = ops.exp(ops.sub(_scores(query, key, biases, scale), ops.unsqueeze(cast(logarithms, wide), -1)))
     shape = [query.shape[0], query.shape[1], query.shape[2], key.shape[2]]
     grad_value = product(permute(_grouped(weights, value), [0, 2, 1]), _grouped(g, value))
     grad_weights = reshape(product(_grouped(g, value), permute(cast(_flat(value), wide), [0, 2, 1])), shape)
@@ -250,8 +249,8 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(
     _check(query, key, dropout_p)
     if any(static(d) == 0 for x in (query, key, value) for d in x.shape):
         return tuple(full(0, out_shape(i), out_dtype(i), query.device) for i in range(3))
-    bias = _bias(attn_mask, is_causal, query, key)
-    grads = _gradients(grad_out, query, key, value, out, logsumexp, bias, scale)[:3]
+    biases = _biases(attn_mask, is_causal, query, key)
+    grads = _gradients(grad_out, query, key, value, out, logsumexp, biases, scale)[:3]
     return tuple(cast(g, out_dtype(i)) for i, g in enumerate(grads))
 
 

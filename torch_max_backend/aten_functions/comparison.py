@@ -53,7 +53,7 @@ def logic(op: object, function: Callable[..., TensorValue]) -> None:
         return function(*(truth(tensor(x, x.dtype, device)) for x in (self, other)))
 
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op, how="max")(lowering)  # type: ignore[arg-type]
+    map_to(op, how="max")(lowering)
 
 
 # name(Tensor self, Tensor other) -> Tensor
@@ -79,7 +79,7 @@ def special_value(op: object, test: Callable[[TensorValue], TensorValue], of_int
         return full(of_integers, self.shape, DType.bool, self.device)
 
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op)(lowering)  # type: ignore[arg-type]
+    map_to(op)(lowering)
 
 
 # name(Tensor self) -> Tensor
@@ -142,7 +142,7 @@ def extremum(op: object, function: Binary, of_bools: Binary) -> None:
         return of_bools(x, y) if x.dtype == DType.bool else function(x, y)
 
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op)(lowering)  # type: ignore[arg-type]
+    map_to(op)(lowering)
 
 
 # name(Tensor self, Tensor other) -> Tensor

@@ -93,9 +93,9 @@ def _convolve(
     y = convolution(
         _channels_last(x),
         weight if on_gpu else _filter_last(weight),
-        window.stride,  # type: ignore[arg-type]
-        window.dilation,  # type: ignore[arg-type]
-        tuple(paddings),  # type: ignore[arg-type]
+        window.stride,
+        window.dilation,
+        tuple(paddings),
         window.groups,
         bias,
         filter_layout=layouts[0] if on_gpu else layouts[1],
@@ -126,24 +126,26 @@ def _pointwise(x: TensorValue, weight: TensorValue, bias: TensorValue | None) ->
 def _convolve_transposed(x: TensorValue, weight: TensorValue, window: Window, sizes: Sequence[Dim]) -> TensorValue:
     """``x [N, C, *S]`` with ``weight [C, F/groups, *K]`` to ``[N, F, *sizes]``: the gradient of a convolution.
 
-    ``sizes`` may be any that the geometry allows: it stands for torch's output padding.
+    ``sizes`` may be any that the geometry allows: it stands for torch's output padding, which is less than the stride
+    or the dilation.
     """
+    kernel = [_known(k) for k in weight.shape[2:]]
+    spare = [max(s, d) - 1 for s, d in zip(window.stride, window.dilation, strict=True)]
     if any(s > 1 and d > 1 for s, d in zip(window.stride, window.dilation, strict=True)):
         x, window = _spread(x, window)
-    kernel = [_known(k) for k in weight.shape[2:]]
-    stride, groups = window.stride, window.groups
+    stride, padding = window.stride, window.padding
     taps = [-(-k // s) for k, s in zip(kernel, stride, strict=True)]
     phases = _phase_filters(weight, window, kernel, taps)
     # Output o + padding = q * stride + phase. Quotients are computed from `first` on, which is where `o = 0` lies.
     reach = [d * (t - 1) for d, t in zip(window.dilation, taps, strict=True)]
-    first = [min(p // s, r) for p, s, r in zip(window.padding, stride, reach, strict=True)]
+    first = [min(p // s, r) for p, s, r in zip(padding, stride, reach, strict=True)]
     before = [r - f for r, f in zip(reach, first, strict=True)]
-    full_reach = [d * (k - 1) + 1 for d, k in zip(window.dilation, kernel, strict=True)]
-    after = [max(0, -(-(k + s - 1 - p) // s) - 1) for k, s, p in zip(full_reach, stride, window.padding, strict=True)]
+    ends = [d * (k - 1) + 1 + e - p for d, k, e, p in zip(window.dilation, kernel, spare, padding, strict=True)]
+    after = [max(0, -(-end // s) - 1) for end, s in zip(ends, stride, strict=True)]
     ones = (1,) * len(stride)
-    y = _convolve(x, phases, None, Window(ones, tuple(before), window.dilation, groups), tuple(after))
+    y = _convolve(x, phases, None, Window(ones, tuple(before), window.dilation, window.groups), tuple(after))
     y = _interleave(y, stride)
-    for i, (p, s, f, size) in enumerate(zip(window.padding, stride, first, sizes, strict=True)):
+    for i, (p, s, f, size) in enumerate(zip(padding, stride, first, sizes, strict=True)):
         y = cut_axis(y, 2 + i, p - s * f, size)
     return y
 
@@ -165,20 +167,23 @@ def _spread(x: TensorValue, window: Window) -> tuple[TensorValue, Window]:
 
 def _phase_filters(weight: TensorValue, window: Window, kernel: Ints, taps: Ints) -> TensorValue:
     """``[C, F/g, *K]`` to ``[F * phases, C/g, *taps]``: tap ``m`` of phase ``r`` is ``w[r + s * (taps - 1 - m)]``."""
-    stride, groups, spatial = window.stride, window.groups, len(kernel)
-    channels, features = weight.shape[0], weight.shape[1]
-    w = weight
-    for axis, (count, s, k) in enumerate(zip(taps, stride, kernel, strict=True), start=2):
+    stride, groups = window.stride, window.groups
+    channels, features = weight.shape[0] // groups, weight.shape[1]
+    w = reshape(weight, [groups, channels, features, *kernel])
+    w = permute(w, [0, 2, 1, *range(3, w.rank)])
+    w = reshape(w, [groups * features, channels, *kernel])
+    # One axis at a time, since MAX has at most 8 dimensions: [F * phases so far, C/g, *K] gets s times the phases.
+    for i, (count, s, k) in enumerate(zip(taps, stride, kernel, strict=True)):
+        axis = 2 + i
         w = pad_axis(w, axis, 0, count * s - k)
         # Turn the taps around within their phase; phases stay in order.
         pieces = [cut_axis(w, axis, s * m, s) for m in reversed(range(count))]
         w = ops.concat(pieces, axis=axis) if count > 1 else w
-    split = [size for t, s in zip(taps, stride, strict=True) for size in (t, s)]
-    w = reshape(w, [groups, channels // groups, features, *split])
-    tap_axes = [3 + 2 * i for i in range(spatial)]
-    phase_axes = [4 + 2 * i for i in range(spatial)]
-    w = permute(w, [0, 2, *phase_axes, 1, *tap_axes])
-    return reshape(w, [features * groups * _times(stride), channels // groups, *taps])
+        shape = list(w.shape)
+        w = reshape(w, [*shape[:axis], count, s, *shape[axis + 1 :]])
+        w = permute(w, [0, axis + 1, *(n for n in range(1, w.rank) if n != axis + 1)])
+        w = reshape(w, [shape[0] * s, *shape[1:axis], count, *shape[axis + 1 :]])
+    return w
 
 
 def _times(numbers: Ints) -> int:
@@ -189,16 +194,18 @@ def _times(numbers: Ints) -> int:
 
 
 def _interleave(y: TensorValue, stride: Ints) -> TensorValue:
-    """``[N, F * phases, *Q]`` to ``[N, F, *(Q * stride)]``."""
-    phases = _times(stride)
-    if phases == 1:
-        return y
-    spatial = len(stride)
-    features, sizes = y.shape[1] // phases, list(y.shape[2:])
-    y = reshape(y, [y.shape[0], features, *stride, *sizes])
-    order = [axis for i in range(spatial) for axis in (2 + spatial + i, 2 + i)]
-    y = permute(y, [0, 1, *order])
-    return reshape(y, [y.shape[0], features, *(q * s for q, s in zip(sizes, stride, strict=True))])
+    """``[N, F * phases, *Q]`` to ``[N, F, *(Q * stride)]``, from the last axis on: its phase changes fastest."""
+    for i in reversed(range(len(stride))):
+        s, axis = stride[i], 2 + i
+        if s == 1:
+            continue
+        batch, channels, *sizes = y.shape
+        y = reshape(y, [batch, channels // s, s, *sizes])
+        inside = [n for n in range(3, y.rank) if n <= axis + 1]
+        y = permute(y, [0, 1, *inside, 2, *range(axis + 2, y.rank)])
+        sizes[i] = sizes[i] * s
+        y = reshape(y, [batch, channels // s, *sizes])
+    return y
 
 
 # -- the op ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from max.dtype import DType
 from max.graph import Dim, TensorValue
@@ -25,7 +27,7 @@ TO_MAX: dict[torch.dtype, DType] = {
 }
 TO_TORCH: dict[DType, torch.dtype] = {v: k for k, v in TO_MAX.items()}
 
-Operand = TensorValue | Dim | bool | int | float
+Operand: TypeAlias = TensorValue | Dim | bool | int | float
 
 
 def max_dtype(dtype: torch.dtype) -> DType:

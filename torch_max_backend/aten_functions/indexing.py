@@ -56,7 +56,7 @@ def _positions(self: TensorValue, indices: Indices) -> tuple[TensorValue, int]:
     """
     at = [i for i, x in enumerate(indices) if x is not None]
     depth = at[-1] + 1
-    found = {i: checked(on_device(indices[i], self.device), self.shape[i], wraps=True) for i in at}  # type: ignore[arg-type]
+    found = {i: checked(on_device(indices[i], self.device), self.shape[i], wraps=True) for i in at}
     shape = broadcast_shape(*(x.shape for x in found.values()))
     side_by_side = at == list(range(at[0], depth))
     free = [d for d in range(depth) if d not in found]
@@ -90,7 +90,7 @@ def index(self: TensorValue, indices: Indices) -> TensorValue:
     if not at:
         return self
     if len(at) == 1:
-        only = on_device(indices[at[0]], self.device)  # type: ignore[arg-type]
+        only = on_device(indices[at[0]], self.device)
         return take_rows(self, readable(only, self.shape[at[0]], wraps=True), at[0])
     positions, depth = _positions(self, indices)
     return reshape(take_rows(rows_of(self, depth), positions, 0), shape)
@@ -127,7 +127,7 @@ def index_put(self: TensorValue, indices: Indices, values: TensorValue, accumula
     first = indices[at[0]]
     if first is not None and first.dtype.size_in_bytes == 1:
         return _put_masked(self, at[0], on_device(first, self.device), values, accumulate)
-    if _is_empty(self) or any(_is_empty(indices[i]) for i in at):  # type: ignore[arg-type]
+    if _is_empty(self) or any(_is_empty(indices[i]) for i in at):
         return self
     positions, depth = _positions(self, indices)
     updates = broadcast_to(values, [*positions.shape, *self.shape[depth:]])

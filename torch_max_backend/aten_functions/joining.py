@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
@@ -22,7 +23,7 @@ from torch_max_backend.aten_functions.context import out_dtype, out_shape, promi
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.views import converted, on_device, take_slice
 
-Size = int | Dim
+Size: TypeAlias = int | Dim
 
 
 # -- joining -------------------------------------------------------------------------------------------------------

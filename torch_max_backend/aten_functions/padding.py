@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorValue, ops
@@ -14,7 +15,7 @@ from torch_max_backend.aten_functions.indices import positions_of_rows, write_ro
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.views import take_slice
 
-Size = int | Dim
+Size: TypeAlias = int | Dim
 
 
 # -- zeros around a tensor, for other lowerings --------------------------------------------------------------------

@@ -112,7 +112,7 @@ def unary(op: object, function: Unary, how: How = "composition") -> None:
         return in_accumulator(function)(cast(self, out_dtype()))
 
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op, how=how)(lowering)  # type: ignore[arg-type]
+    map_to(op, how=how)(lowering)
 
 
 def reciprocal(x: TensorValue) -> TensorValue:
@@ -173,7 +173,7 @@ def rounding(op: object, function: Unary) -> None:
         return in_accumulator(function)(self) if self.dtype.is_float() else self
 
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op, how="max")(lowering)  # type: ignore[arg-type]
+    map_to(op, how="max")(lowering)
 
 
 # name(Tensor self) -> Tensor

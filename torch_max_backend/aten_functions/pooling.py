@@ -28,6 +28,7 @@ from torch_max_backend.aten_functions.windows import (
     fold_axis,
     pad_axis,
     repeat_axis,
+    settle,
     slide,
     spread_axis,
     take,
@@ -232,7 +233,7 @@ def _divisor(
         counts = reshape(counts, [*[1] * i, out, *[1] * (pool.spatial - 1 - i)])
         total = counts if total is None else ops.mul(total, counts)
     assert total is not None
-    return total
+    return settle(total)
 
 
 def _check_floating(x: TensorValue) -> None:

@@ -93,7 +93,13 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None) -> Tensor
         return div(self, other)
     if rounding_mode == "floor":
         return floor_divide(self, other)
-    return _divided("trunc", lambda x, y: ops.trunc(ops.div(x, y)), self, other)
+    quotient = ops.div if not isinstance(other, TensorValue) else _rounded_quotient
+    return _divided("trunc", lambda x, y: ops.trunc(quotient(x, y)), self, other)
+
+
+def _rounded_quotient(x: TensorValue, y: TensorValue) -> TensorValue:
+    """torch rounds the quotient of two 16-bit tensors to 16 bits before it truncates; by a number it does not."""
+    return cast(cast(ops.div(x, y), out_dtype()), x.dtype)
 
 
 # floor_divide(Tensor self, Tensor other) -> Tensor

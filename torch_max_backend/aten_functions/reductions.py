@@ -30,13 +30,10 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator, max_dtype, torch_dtype
+from torch_max_backend.aten_functions.elementary import exp, power, truth
 from torch_max_backend.aten_functions.registry import aten, map_to
 
 Reducer = Callable[[TensorValue, int], TensorValue]
-
-# The largest argument with a finite exponential. MAX's vectorised float32 exp gives 2.4e38 beyond it, and for NaN.
-# Of MAX's comparisons only `greater`, `greater_equal` and `equal` are false for NaN: `<` and `<=` are true.
-_EXP_LIMIT = {DType.float32: 88.72283, DType.float64: 709.782712893384}
 
 
 # -- shared by the family --------------------------------------------------------------------------------------------
@@ -113,12 +110,6 @@ def divided_variance(squares: TensorValue, divisor: float) -> TensorValue:
     return ops.where(ops.greater(squares, constant(0, squares.dtype, squares.device)), inf, nan)
 
 
-def exact_exp(x: TensorValue) -> TensorValue:
-    """``exp`` that is NaN for NaN and infinite where it overflows; float32 and float64."""
-    limit = constant(_EXP_LIMIT[x.dtype], x.dtype, x.device)
-    return ops.where(ops.greater_equal(limit, x), ops.exp(x), x + constant(math.inf, x.dtype, x.device))
-
-
 def extreme_axes(x: TensorValue, axes: Sequence[int], reducer: Reducer) -> TensorValue:
     """:func:`largest` or :func:`smallest` over ``axes``, kept with size 1, as torch defines them for floats.
 
@@ -137,13 +128,6 @@ def extreme_axes(x: TensorValue, axes: Sequence[int], reducer: Reducer) -> Tenso
     marked = reduce_axes(marks, axes, ops.sum)
     left_over = ops.logical_and(ops.equal(plain, bound), ops.equal(marked, zero))
     return ops.where(ops.is_nan(marked), nan, ops.where(left_over, beyond, plain))
-
-
-def truth(x: TensorValue) -> TensorValue:
-    """Whether an element is not zero; NaN is not. (MAX's ``not_equal`` is false for NaN.)"""
-    if x.dtype == DType.bool:
-        return x
-    return ops.logical_not(ops.equal(x, constant(0, x.dtype, x.device)))
 
 
 def first_position(hit: TensorValue, axis: int) -> TensorValue:
@@ -361,7 +345,7 @@ def logsumexp(self: TensorValue, dim: Sequence[int], keepdim: bool = False) -> T
     shift = reduce_axes(x, axes, largest)
     finite = ops.abs(shift) < constant(math.inf, x.dtype, x.device)
     shift = ops.where(finite, shift, constant(0, x.dtype, x.device))
-    return _finish(ops.log(sum_axes(exact_exp(x - shift), axes)) + shift)
+    return _finish(ops.log(sum_axes(exp(x - shift), axes)) + shift)
 
 
 # linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None)
@@ -386,8 +370,7 @@ def linalg_vector_norm(
         return _finish(reduce_axes(size, axes, ops.sum))
     if ord == 2:
         return _finish(ops.sqrt(reduce_axes(x * x, axes, ops.sum)))
-    power, root = (constant(v, x.dtype, x.device) for v in (ord, 1 / ord))
-    return _finish(ops.pow(reduce_axes(ops.pow(size, power), axes, ops.sum), root))
+    return _finish(power(reduce_axes(power(size, ord), axes, ops.sum), 1 / ord))
 
 
 # dist(Tensor self, Tensor other, Scalar p=2) -> Tensor

@@ -7,8 +7,10 @@ and that it appears on the supported-ops page. Everything that lists ops is deri
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -38,6 +40,8 @@ class Lowering:
     how: How = "composition"
     supports: Check | None = None
     limits: str = ""
+    modules: frozenset[str] = frozenset()
+    """The modules of this package that took part in the registration: their code is part of the cache key."""
 
     @property
     def is_own(self) -> bool:
@@ -65,7 +69,7 @@ class Registry:
 
     def get(self, target: object) -> Lowering | None:
         """The lowering of an FX node's target, if it has one."""
-        return self.lowerings.get(target)  # type: ignore[call-overload]
+        return self.lowerings.get(target)
 
     def __contains__(self, target: object) -> bool:
         return target in self.lowerings
@@ -111,13 +115,27 @@ def map_to(
         raise RegistrationError("@map_to needs at least one op, for example @map_to(torch.ops.aten.add.Tensor)")
 
     def register(function: F) -> F:
+        modules = _registering_modules()
         for op in ops:
             for overload in overloads_of(op):
                 _check_signature(overload, function, strict=isinstance(op, OpOverload))
-                aten_functions.add(Lowering(overload, function, how, supports, limits))
+                aten_functions.add(Lowering(overload, function, how, supports, limits, modules))
         return function
 
     return register
+
+
+def _registering_modules() -> frozenset[str]:
+    """Modules of ``aten_functions`` on the call stack: a table may be in one and its helper in another."""
+    package = __name__.rpartition(".")[0] + "."
+    found: set[str] = set()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith(package) and name != __name__:
+            found.add(name.removeprefix(package))
+        frame = frame.f_back
+    return frozenset(found)
 
 
 def run_by_torch(*ops: OpOverload | OpOverloadPacket, reason: str) -> None:

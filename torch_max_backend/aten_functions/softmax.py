@@ -22,7 +22,8 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
-from torch_max_backend.aten_functions.reductions import at_least_1d, exact_exp, largest, sum_axes
+from torch_max_backend.aten_functions.elementary import exp
+from torch_max_backend.aten_functions.reductions import at_least_1d, largest, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 
 
@@ -36,19 +37,24 @@ def _poison(x: TensorValue, axis: int) -> TensorValue:
 def _shifted(x: TensorValue, axis: int) -> tuple[TensorValue, TensorValue]:
     """``x - max(x)`` and its exponential (NaN for NaN), in the accumulator of x's dtype."""
     x = cast(x, accumulator(x.dtype))
-    distance, zero = x - largest(x, axis), constant(0, x.dtype, x.device)
-    return distance, ops.where(ops.greater_equal(zero, distance), ops.exp(distance), distance)
+    distance = x - largest(x, axis)
+    return distance, exp(distance)
+
+
+def _has_kernel(x: TensorValue, axis: int) -> bool:
+    """Whether MAX's fused kernel serves: along the last axis, and not in float64, where its exp has nine digits."""
+    return axis == x.rank - 1 and x.dtype != DType.float64
 
 
 def _softmax_along(x: TensorValue, axis: int) -> TensorValue:
-    if axis == x.rank - 1:
+    if _has_kernel(x, axis):
         return ops.softmax(x) + _poison(x, axis)
     exponential = _shifted(x, axis)[1]
     return exponential / ops.sum(exponential, axis)
 
 
 def _log_softmax_along(x: TensorValue, axis: int) -> TensorValue:
-    if axis == x.rank - 1:
+    if _has_kernel(x, axis):
         return ops.logsoftmax(x) + _poison(x, axis)
     distance, exponential = _shifted(x, axis)
     return distance - ops.log(ops.sum(exponential, axis))
@@ -84,7 +90,7 @@ def _safe_softmax_along(x: TensorValue, axis: int) -> TensorValue:
     inf, masked, nan, zero, one = (constant(v, x.dtype, x.device) for v in (math.inf, -math.inf, math.nan, 0.0, 1.0))
     marks = ops.where(ops.greater(inf, x), ops.where(ops.equal(x, masked), zero, one), nan)
     marked = ops.sum(marks, axis)
-    y = ops.softmax(x) if axis == x.rank - 1 else cast(_softmax_along(x, axis), x.dtype)
+    y = ops.softmax(x) if _has_kernel(x, axis) else cast(_softmax_along(x, axis), x.dtype)
     return ops.where(ops.is_nan(marked), nan, ops.where(ops.equal(marked, zero), zero, y))
 
 
@@ -105,7 +111,7 @@ def _log_softmax_backward_data(
     grad_output: TensorValue, output: TensorValue, dim: int, input_dtype: torch.dtype
 ) -> TensorValue:
     grad, y = (at_least_1d(cast(v, accumulator(v.dtype))) for v in (grad_output, output))
-    result = grad - exact_exp(y) * ops.sum(grad, axis_of(dim, y.rank))
+    result = grad - exp(y) * ops.sum(grad, axis_of(dim, y.rank))
     return reshape(cast(result, out_dtype()), out_shape())
 
 

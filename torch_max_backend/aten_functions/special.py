@@ -357,7 +357,7 @@ def _binary(op: object, function: Callable[[TensorValue, TensorValue], TensorVal
         return rounded(function(*arithmetic_operands(self, other, wide=True)))
 
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op)(lowering)  # type: ignore[arg-type]
+    map_to(op)(lowering)
 
 
 @in_float64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from max.dtype import DType
@@ -27,7 +28,7 @@ from torch_max_backend.aten_functions.padding import pad_axis, spread
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.views import clamped, on_device, take_slice
 
-Size = int | Dim
+Size: TypeAlias = int | Dim
 
 
 def _start(start: Size | None, size: Dim) -> Size:

@@ -7,6 +7,7 @@ The promised shape decides wherever torch has worked it out already.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from max.dtype import DType
@@ -30,7 +31,7 @@ from torch_max_backend.aten_functions.context import is_used, out_dtype, out_sha
 from torch_max_backend.aten_functions.dtypes import TO_MAX
 from torch_max_backend.aten_functions.registry import aten, map_to
 
-Size = int | Dim
+Size: TypeAlias = int | Dim
 CPU = DeviceRef.CPU()
 
 

@@ -38,7 +38,7 @@ def cut_axis(x: TensorValue, axis: int, start: int, size: Dim | int, step: int =
     end = ops.reshape(ops.shape_to_tensor([stop]), []) if known is None else known
     index: list[object] = [slice(None)] * x.rank
     index[axis] = (slice(start, end, step), size)
-    return ops.slice_tensor(x, index)  # type: ignore[arg-type]
+    return ops.slice_tensor(x, index)
 
 
 def slide(
@@ -74,6 +74,17 @@ def fold_axis(x: TensorValue, axis: int, times: int) -> TensorValue:
     shape = list(x.shape)
     groups = reshape(x, [*shape[:axis], shape[axis] // times, times, *shape[axis + 1 :]])
     return reshape(ops.sum(groups, axis=axis + 1), [*shape[:axis], shape[axis] // times, *shape[axis + 1 :]])
+
+
+def settle(x: TensorValue) -> TensorValue:
+    """``x``, stored in memory if it has symbolic sizes.
+
+    MAX gets a broadcast wrong whose operand is itself computed from operands that were broadcast against each other,
+    unless all sizes are static. A sum over one element keeps the two apart.
+    """
+    if all(static(d) is not None for d in x.shape):
+        return x
+    return ops.squeeze(ops.sum(ops.unsqueeze(x, -1), axis=-1), -1)
 
 
 def along(values: np.ndarray, x: TensorValue, axis: int, dtype: DType) -> TensorValue:

@@ -218,4 +218,4 @@ def _compile(jobs: list[Job], store: Store, options: Options, stats: CompileStat
             file.flush()
             loaded = load(Path(file.name), f"unsaved-{jobs[0].key}")
         models = {job.key: loaded[job.graph_name] for job in jobs}
-    return models  # type: ignore[return-value]
+    return models

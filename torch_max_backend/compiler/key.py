@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
 import inspect
 import platform
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -76,7 +76,6 @@ def _digest_files(paths: Iterable[Path]) -> str:
 
 
 _FAMILIES = Path(__file__).resolve().parent.parent / "aten_functions"
-_IMPORT = re.compile(r"from torch_max_backend\.aten_functions(?:\.(\w+))? import (\w+)")
 
 
 @functools.cache
@@ -84,18 +83,27 @@ def _modules_behind(name: str) -> frozenset[str]:
     """A module of ``aten_functions`` and those it imports, directly or through each other."""
     found, stack = {name}, [name]
     while stack:
-        text = (_FAMILIES / f"{stack.pop()}.py").read_text()
-        for module, first in _IMPORT.findall(text):
-            if (_FAMILIES / f"{module or first}.py").exists() and (module or first) not in found:
-                found.add(module or first)
-                stack.append(module or first)
+        for imported in _imports((_FAMILIES / f"{stack.pop()}.py").read_text()):
+            if imported not in found and (_FAMILIES / f"{imported}.py").exists():
+                found.add(imported)
+                stack.append(imported)
     return frozenset(found)
+
+
+def _imports(source: str) -> set[str]:
+    """Names of the modules of ``aten_functions`` that a source text imports."""
+    prefix, found = "torch_max_backend.aten_functions", set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(prefix):
+            suffix = (node.module or "").removeprefix(prefix).lstrip(".")
+            found |= {suffix} if suffix else {alias.name for alias in node.names}
+    return found
 
 
 def _modules_of(region: Region) -> set[str]:
     """The modules of ``aten_functions`` whose code decides what the region becomes."""
     lowerings = (aten_functions.get(n.target) for n in region.nodes)
-    names = {low.function.__module__.rpartition(".")[2] for low in lowerings if low is not None and low.is_own}
+    names = {m for low in lowerings if low is not None for m in low.modules}
     return {m for name in names for m in _modules_behind(name)}
 
 
@@ -111,8 +119,9 @@ def _digest_named(modules: frozenset[str]) -> str:
 
 
 def _kernels_digest(region: Region) -> str:
-    """Digest of the Mojo kernels, if any family in the region calls one."""
-    return _kernel_files() if any(_calls_kernels(m) for m in _modules_of(region)) else ""
+    """Digest of the Mojo kernels, if any family in the region may call one, or a user's lowering."""
+    calls = any(_calls_kernels(m) for m in _modules_of(region)) or _user_digest(region)
+    return _kernel_files() if calls else ""
 
 
 @functools.cache

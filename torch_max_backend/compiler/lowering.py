@@ -89,13 +89,13 @@ class _Builder:
             value = ops.buffer_load(value)
         inverse = sorted(range(len(order)), key=order.__getitem__)
         tensor = permute(value.tensor, inverse)
-        dims = [self.region.dims.dim(e) for e in sizes_of(value_of(node))]  # type: ignore[arg-type]
+        dims = [self.region.dims.dim(e) for e in sizes_of(value_of(node))]
         self.env[node] = tensor if list(tensor.shape) == dims else ops.rebind(tensor, dims)
 
     # -- one node ----------------------------------------------------------------------------------------------
     def _lower(self, node: fx.Node) -> Any:
         if is_getitem(node):
-            return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+            return self.env[node.args[0]][node.args[1]]
         lowering = aten_functions.get(node.target)
         assert lowering is not None, f"{node.target} entered a region without a lowering"
         promises = self._promises(node)

@@ -59,7 +59,7 @@ def main() -> None:
         try:
             session = session or _session(job["gpu"])
             compile_to_file(session, job)
-            answer = {"ok": True}
+            answer: dict[str, Any] = {"ok": True}
         except Exception:
             answer = {"ok": False, "error": traceback.format_exc()}
         answers.write(json.dumps(answer) + "\n")

@@ -43,7 +43,7 @@ def classify(node: fx.Node, refused: Mapping[fx.Node, str], torch_executed: Coll
     """
     value = value_of(node)
     if is_getitem(node):
-        return classify(node.args[0], refused, torch_executed)  # type: ignore[arg-type]
+        return classify(node.args[0], refused, torch_executed)
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not _reads_tensor_data(node):
         return Verdict(Runner.HOST)
     target = node.target

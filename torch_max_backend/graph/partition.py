@@ -202,7 +202,7 @@ class _Cut:
                     runner is Runner.MAX and self.level[node] != home[source]
                 ):
                     wanted.add(source)
-        wanted |= {c.args[1] for c in copies}  # type: ignore[misc]
+        wanted |= {c.args[1] for c in copies}
         return wanted
 
     def _region(self, nodes: list[fx.Node], wanted: set[fx.Node], stores: list[fx.Node]) -> Region:
@@ -212,10 +212,10 @@ class _Cut:
         inside = set(nodes)
         reads = {n for node in [*nodes, *stores] for n in node.all_input_nodes if n not in inside}
         tensors = sorted((n for n in reads if tensors_of(value_of(n))), key=self.order.__getitem__)
-        inputs = [Port(n, order_of(value_of(n)) or _identity(n), n in targets) for n in tensors]  # type: ignore[arg-type]
+        inputs = [Port(n, order_of(value_of(n)) or _identity(n), n in targets) for n in tensors]
         leaving = [n for n in nodes if n in wanted and isinstance(value_of(n), torch.Tensor)]
-        outputs = [Port(n, order_of(value_of(n)) or _identity(n)) for n in leaving]  # type: ignore[arg-type]
-        return Region(nodes, inputs, outputs, pairs)  # type: ignore[arg-type]
+        outputs = [Port(n, order_of(value_of(n)) or _identity(n)) for n in leaving]
+        return Region(nodes, inputs, outputs, pairs)
 
     # -- writes into inputs ------------------------------------------------------------------------------------
     def _place_stores(self, members: Mapping[int, list[fx.Node]]) -> tuple[dict[int, list[fx.Node]], list[fx.Node]]:
@@ -232,7 +232,7 @@ class _Cut:
                 continue
             target, source = node.args[0], node.args[1]
             level = home.get(source)
-            dense = order_of(value_of(target)) is not None  # type: ignore[arg-type]
+            dense = order_of(value_of(target)) is not None
             same = _same_kind(value_of(target), value_of(source))
             if level is not None and dense and same and self._last_read(target) <= (level, 0):
                 stores[level].append(node)

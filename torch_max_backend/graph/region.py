@@ -111,7 +111,7 @@ def _used(node: fx.Node) -> frozenset[int]:
     if not isinstance(value, list | tuple):
         return frozenset({0})
     picks = [u for u in node.users if is_getitem(u)]
-    return frozenset(int(u.args[1]) for u in picks if u.users)  # type: ignore[arg-type]
+    return frozenset(int(u.args[1]) for u in picks if u.users)
 
 
 def _symints(node: fx.Node) -> Iterable[Expr]:

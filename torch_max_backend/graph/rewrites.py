@@ -28,7 +28,7 @@ def free_random_ops(gm: fx.GraphModule) -> None:
             continue
         like = node.args[0]
         value = value_of(like)
-        if not isinstance(like, fx.Node) or order_of(value) is None or _has_symbols(value):  # type: ignore[arg-type]
+        if not isinstance(like, fx.Node) or order_of(value) is None or _has_symbols(value):
             continue
         with gm.graph.inserting_before(node):
             size, stride = list(value.shape), list(value.stride())  # type: ignore[attr-defined]

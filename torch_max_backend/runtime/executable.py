@@ -95,7 +95,7 @@ class _Writer:
         for copy in self.plan.copies:
             self._emit(f"{self._name(copy.args[0])}.copy_({self._name(copy.args[1])})")
         output = self.gm.graph.output_node().args[0]
-        outputs = [self._output(o) for o in output]  # type: ignore[union-attr]
+        outputs = [self._output(o) for o in output]
         self._emit(f"return ({', '.join(outputs)}{',' if outputs else ''})")
         return self._assemble()
 
@@ -206,7 +206,7 @@ class _Writer:
     def _torch(self, node: fx.Node) -> None:
         function = self._global("op", node.target)
         if self.profile:
-            self.scope[function] = _profiled(f"max_backend::torch::{node.target}", node.target)  # type: ignore[arg-type]
+            self.scope[function] = _profiled(f"max_backend::torch::{node.target}", node.target)
         args = [self._argument(a) for a in node.args] + [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
         self.names[node] = f"v{len(self.names)}"
         self._emit(f"{self.names[node]} = {function}({', '.join(args)})")

@@ -134,7 +134,7 @@ class RegionCall:
             buffers[k] = to_buffer(physical)
         if sizes or scalars:
             buffers[self._count :] = [*map(size_carrier, sizes), *map(number, scalars)]
-        return buffers  # type: ignore[return-value]
+        return buffers
 
     def _bind(self, static: Sequence[torch.Tensor], pointers: list[int]) -> _Bound:
         buffers: list[Buffer | None] = [None] * self._total
