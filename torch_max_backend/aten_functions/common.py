@@ -165,6 +165,20 @@ def move_axis(x: TensorValue, source: int, destination: int) -> TensorValue:
     return permute(x, order)
 
 
+def materialized(x: TensorValue) -> TensorValue:
+    """``x``, written to memory before anything reads it, where its sizes are symbolic.
+
+    With symbolic sizes MAX's fusion reads wrong elements where an elementwise result that contains a broadcast is
+    itself broadcast: ``s[b,h,n,n] + (i[n,1] >= j[1,n])`` sees the same truth value everywhere. A cumulative sum along
+    a new axis of size 1 is a kernel of its own that is never fused, and changes no value.
+    """
+    if all(static(d) is not None for d in x.shape):
+        return x
+    if x.dtype == DType.bool:
+        return cast(materialized(cast(x, DType.uint8)), DType.bool)
+    return ops.squeeze(ops.cumsum(ops.unsqueeze(x, -1), axis=-1), -1)
+
+
 # -- Mojo kernels --------------------------------------------------------------------------------------------------
 def kernels_path() -> Path:
     """The folder of the Mojo package: beside the package in a checkout, inside it when installed from a wheel."""

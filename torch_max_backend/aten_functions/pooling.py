@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from max.dtype import DType
@@ -28,7 +29,6 @@ from torch_max_backend.aten_functions.windows import (
     fold_axis,
     pad_axis,
     repeat_axis,
-    settle,
     slide,
     spread_axis,
     take,
@@ -218,22 +218,23 @@ def _window_sizes(x: TensorValue, size: Dim, out: Dim, pool: Pool, i: int, inclu
     return cast(stop - start, x.dtype)
 
 
-def _divisor(
+def _averaged(
     x: TensorValue, sizes: Sequence[Dim], outs: Sequence[Dim], pool: Pool, include_pad: bool, override: int | None
 ) -> TensorValue:
-    """What the sums of all windows are divided by: a number, or a tensor that broadcasts over the spatial sizes."""
+    """Sums of windows, whose spatial sizes are ``outs``, divided by what each window counts."""
     whole = 1
     for k in pool.kernel:
         whole *= k
     if override is not None or (include_pad and not pool.ceil_mode) or not (any(pool.padding) or pool.ceil_mode):
-        return constant(override or whole, x.dtype, x.device)
-    total: TensorValue | None = None
+        return ops.div(x, constant(override or whole, x.dtype, x.device))
+    counts = []
     for i, (size, out) in enumerate(zip(sizes, outs, strict=True)):
-        counts = _window_sizes(x, size, out, pool, i, include_pad)
-        counts = reshape(counts, [*[1] * i, out, *[1] * (pool.spatial - 1 - i)])
-        total = counts if total is None else ops.mul(total, counts)
-    assert total is not None
-    return settle(total)
+        vector = _window_sizes(x, size, out, pool, i, include_pad)
+        counts.append(reshape(vector, [*[1] * i, out, *[1] * (pool.spatial - 1 - i)]))
+    if all(static(out) is not None for out in outs):
+        return ops.div(x, reduce(ops.mul, counts))
+    # A product of vectors would be a broadcast that is broadcast again, which MAX gets wrong for symbolic sizes.
+    return reduce(ops.div, counts, x)
 
 
 def _check_floating(x: TensorValue) -> None:
@@ -251,9 +252,8 @@ def _avg_pool(x: TensorValue, pool: Pool, include_pad: bool, override: int | Non
     shape = out_shape()
     if _is_empty(shape):
         return full(0, shape, x.dtype, x.device)
-    wide, lead = cast(x, accumulator(x.dtype)), x.rank - pool.spatial
+    y, lead = cast(x, accumulator(x.dtype)), x.rank - pool.spatial
     sizes, outs = list(x.shape[lead:]), shape[lead:]
-    y = wide
     for i in reversed(range(pool.spatial)):
         k, axis = pool.kernel[i], lead + i
         if k >= 8 and _tiles(sizes[i], outs[i], pool, i):
@@ -261,7 +261,7 @@ def _avg_pool(x: TensorValue, pool: Pool, include_pad: bool, override: int | Non
             continue
         y = pad_axis(y, axis, pool.padding[i], pool.after(i))
         y = slide(y, axis, outs[i], k, pool.stride[i], 1, ops.add)
-    return cast(ops.div(y, _divisor(wide, sizes, outs, pool, include_pad, override)), x.dtype)
+    return cast(_averaged(y, sizes, outs, pool, include_pad, override), x.dtype)
 
 
 def _avg_pool_backward(
@@ -273,7 +273,7 @@ def _avg_pool_backward(
         return full(0, shape, grad.dtype, grad.device)
     y = cast(grad, accumulator(grad.dtype))
     sizes, outs = shape[lead:], list(grad.shape[lead:])
-    y = ops.div(y, _divisor(y, sizes, outs, pool, include_pad, override))
+    y = _averaged(y, sizes, outs, pool, include_pad, override)
     for i in range(pool.spatial):
         k, p, axis = pool.kernel[i], pool.padding[i], lead + i
         if _tiles(sizes[i], outs[i], pool, i):

@@ -76,17 +76,6 @@ def fold_axis(x: TensorValue, axis: int, times: int) -> TensorValue:
     return reshape(ops.sum(groups, axis=axis + 1), [*shape[:axis], shape[axis] // times, *shape[axis + 1 :]])
 
 
-def settle(x: TensorValue) -> TensorValue:
-    """``x``, stored in memory if it has symbolic sizes.
-
-    MAX gets a broadcast wrong whose operand is itself computed from operands that were broadcast against each other,
-    unless all sizes are static. A sum over one element keeps the two apart.
-    """
-    if all(static(d) is not None for d in x.shape):
-        return x
-    return ops.squeeze(ops.sum(ops.unsqueeze(x, -1), axis=-1), -1)
-
-
 def along(values: np.ndarray, x: TensorValue, axis: int, dtype: DType) -> TensorValue:
     """A constant vector, shaped to broadcast along one axis of ``x``."""
     shape = [1] * x.rank

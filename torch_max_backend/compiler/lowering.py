@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from max.dtype import DType
-from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, Module, StaticDim, TensorType, TensorValue, ops
+from max.graph import BufferType, BufferValue, DeviceRef, Graph, Module, StaticDim, TensorType, TensorValue, ops
 from torch import fx
 
-from torch_max_backend.aten_functions.common import permute
+from torch_max_backend.aten_functions.common import materialized, permute
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.dtypes import max_dtype
 from torch_max_backend.aten_functions.registry import aten_functions
@@ -49,6 +49,7 @@ class _Builder:
         self.env: dict[fx.Node, Any] = {}
         self.scalars: dict[Any, TensorValue] = {}
         self.buffers: dict[fx.Node, BufferValue] = {}
+        self.written = broadcast_results(region)
 
     def build(self, name: str, module: Module) -> Graph:
         region = self.region
@@ -116,7 +117,9 @@ class _Builder:
             self._check(node, i, r, p) if i in context.used else None
             for i, (r, p) in enumerate(zip(results, promises, strict=False))
         ]
-        return kept if several else kept[0]
+        if several:
+            return kept
+        return materialized(kept[0]) if node in self.written and kept[0] is not None else kept[0]
 
     def _argument(self, node: fx.Node) -> Any:
         value = value_of(node)
@@ -149,6 +152,37 @@ class _Builder:
         return ops.rebind(tensor, list(promised.shape))
 
 
+def broadcast_results(region: Region) -> set[fx.Node]:
+    """Nodes whose results another node broadcasts, directly or as a view, in a region with symbolic sizes.
+
+    MAX computes those wrongly unless the result is in memory: see ``materialized``.
+    """
+    if not region.dims.names:
+        return set()
+    computed = {n for n in region.nodes if any(isinstance(value_of(a), torch.Tensor) for a in n.all_input_nodes)}
+    written = set()
+    for node in region.nodes:
+        value = value_of(node)
+        if not isinstance(value, torch.Tensor) or _is_reshape(node):
+            continue
+        for source in node.all_input_nodes:
+            spread = value_of(source)
+            if isinstance(spread, torch.Tensor) and spread.dim() and sizes_of(spread) != sizes_of(value):
+                root = source
+                while _is_reshape(root) and root in computed:
+                    root = root.all_input_nodes[0]
+                if root in computed:
+                    written.add(root)
+    return written
+
+
+def _is_reshape(node: fx.Node) -> bool:
+    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "") in RESHAPES
+
+
+RESHAPES = frozenset({"view", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select"})
+
+
 def broken_promise(value: Any, promised: Promise) -> str:
     """What is wrong with a lowered value, or an empty string."""
     if not isinstance(value, TensorValue):
@@ -174,8 +208,3 @@ def mismatch_error(refused: NodeRefused) -> LoweringError:
         + "\n  This is a defect of the lowering. Run the op in torch with options={'torch_executed_ops': "
         + f"['{refused.node.target!s}']}} until it is mended."
     )
-
-
-def dims_of(value: TensorValue) -> list[Dim]:
-    """The dims of a value as a list."""
-    return list(value.shape)
