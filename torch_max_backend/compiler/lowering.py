@@ -162,18 +162,25 @@ def broadcast_results(region: Region) -> set[fx.Node]:
     computed = {n for n in region.nodes if any(isinstance(value_of(a), torch.Tensor) for a in n.all_input_nodes)}
     written = set()
     for node in region.nodes:
-        value = value_of(node)
-        if not isinstance(value, torch.Tensor) or _is_reshape(node):
+        if _is_reshape(node):
             continue
         for source in node.all_input_nodes:
-            spread = value_of(source)
-            if isinstance(spread, torch.Tensor) and spread.dim() and sizes_of(spread) != sizes_of(value):
+            if _may_spread(value_of(source), value_of(node)):
                 root = source
                 while _is_reshape(root) and root in computed:
                     root = root.all_input_nodes[0]
                 if root in computed:
                     written.add(root)
     return written
+
+
+def _may_spread(source: object, result: object) -> bool:
+    """Whether a node that makes ``result`` may broadcast ``source``. An op with several results hides what it does."""
+    if not isinstance(source, torch.Tensor) or not source.dim():
+        return False
+    if isinstance(result, torch.Tensor):
+        return sizes_of(source) != sizes_of(result)
+    return 1 in sizes_of(source)
 
 
 def _is_reshape(node: fx.Node) -> bool:
