@@ -97,6 +97,18 @@ def same_value_twice(x):
     return y, y, y.clone(), x + 1
 
 
+def equal_values_apart(x):
+    return x.view(-1) + 1, x.reshape(2, -1) + 1, x + 1
+
+
+def expanded_constants(x):
+    return torch.meshgrid(torch.arange(3), torch.arange(2), indexing="ij"), torch.full((2, 0), 1.0), x * 2
+
+
+def reinterpreted(x):
+    return x.bfloat16().view(torch.int16), (x * 2).sum()
+
+
 def numbers_and_none(x):
     return x + 1, 3, None, "text", x.shape[0], 2.5, (x * 2, [x - 1])
 
@@ -191,6 +203,9 @@ PROGRAMS = [
     Case("views_of_input", views_of_input, (randn(4, 6),)),
     Case("copies_of_input", copies_of_input, (randn(4, 6),)),
     Case("same_value_twice", same_value_twice, (randn(4, 6),)),
+    Case("equal_values_apart", equal_values_apart, (randn(4, 6),)),
+    Case("expanded_constants", expanded_constants, (randn(4, 6),)),
+    Case("reinterpreted", reinterpreted, (randn(4, 6),)),
     Case("numbers_and_none", numbers_and_none, (randn(4, 6),)),
     Case("constants_only", constants_only, (randn(4, 6),)),
     Case("empty_tensors", empty_tensors, (randn(0, 4), randn(0, 4))),

@@ -193,9 +193,7 @@ CASES = [
     Case("modes_of_numbers_i64", modes_of_numbers, (ints(50, low=-20, high=20),)),
     Case("modes_of_numbers_f32", modes_of_numbers, (randn(50, scale=10),)),
     Case("modes_broadcast", modes, (ints(4, 5), ints(5, low=1, high=4))),
-    Case(
-        "gcd", lambda a, b: (torch.gcd(a, b), torch.lcm(a, b)), (ints(40, low=-60, high=60), ints(40))
-    ),
+    Case("gcd", lambda a, b: (torch.gcd(a, b), torch.lcm(a, b)), (ints(40, low=-60, high=60), ints(40))),
     Case("wheres", wheres, (bools(3, 4), randn(3, 4), randn(3, 4))),
     Case("wheres_bf16", wheres, (bools(3, 4), randn(3, 4, dtype=BF16), randn(3, 4, dtype=BF16))),
     Case(

@@ -69,8 +69,12 @@ CASES = [
     Case("exponential_edges", exponential, (edges(),)),
     Case("exponential_f64", exponential, (torch.cat([UNIT, WIDE]).double(),)),
     Case("exponential_f16", exponential, (rand(40, low=0.1, high=4, dtype=F16),)),
-    Case("exact_logarithms", lambda x: (x.exp2(), x.exp2().log2(), x.abs().mul(0).add(10).pow(x).log10()), (
-        torch.arange(0.0, 11.0),), exact=True),
+    Case(
+        "exact_logarithms",
+        lambda x: (x.exp2(), x.exp2().log2(), x.abs().mul(0).add(10).pow(x).log10()),
+        (torch.arange(0.0, 11.0),),
+        exact=True,
+    ),
     Case("error_unit", error, (UNIT,)),
     Case("error_wide", lambda x: (x.erf(), x.erfc(), s.ndtr(x), s.log_ndtr(x)), (WIDE,)),
     Case("erfcx", lambda x: s.erfcx(x), (torch.linspace(-9, 40, 99),)),

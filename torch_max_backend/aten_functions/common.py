@@ -39,7 +39,7 @@ def cast(x: TensorValue, dtype: DType) -> TensorValue:
     if x.dtype == dtype:
         return x
     if dtype == DType.bool:
-        return ops.not_equal(x, constant(0, x.dtype, x.device))
+        return ops.logical_not(ops.equal(x, constant(0, x.dtype, x.device)))  # not_equal is False for NaN
     return ops.cast(x, dtype)
 
 

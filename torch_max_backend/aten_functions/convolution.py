@@ -267,8 +267,8 @@ def _window(
 ) -> Window:
     spatial = x.rank - 2
     (count,) = _ints("groups", [groups], 1)
-    numbers = (_ints(n, v, spatial) for n, v in (("stride", stride), ("padding", padding), ("dilation", dilation)))
-    return Window(*numbers, groups=count)
+    steps, pads = _ints("stride", stride, spatial), _ints("padding", padding, spatial)
+    return Window(steps, pads, _ints("dilation", dilation, spatial), count)
 
 
 # convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride,

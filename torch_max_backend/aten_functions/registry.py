@@ -163,8 +163,8 @@ def _check_signature(overload: OpOverload, function: Callable[..., Any], *, stri
     needed = [a for a in overload._schema.arguments if not a.kwarg_only]
     if (missing and strict) or (len(positional) < len(needed) and not takes_all):
         raise RegistrationError(
-            f"{function.__qualname__}{inspect.signature(function)} does not take {', '.join(missing) or 'all arguments'}"
-            f" of {overload._schema}"
+            f"{function.__qualname__}{inspect.signature(function)} does not take "
+            f"{', '.join(missing) or 'all arguments'} of {overload._schema}"
         )
 
 

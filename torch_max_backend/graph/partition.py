@@ -98,6 +98,7 @@ class _Cut:
         self.order = {n: i for i, n in enumerate(graph.nodes)}
         self.outputs = list(graph.output_node().all_input_nodes)
         self.alias = _output_aliases(graph, self.outputs)
+        self.returned = {self.alias.get(n, n) for n in self.outputs}
         self.floating = self._floating()
         self.level = self._levels()
 
@@ -131,8 +132,8 @@ class _Cut:
                 level[node] = max(level[node], level[source] + (after if torch_runs else 0))
             if runner in (Runner.TORCH, Runner.ISLAND) and _is_impure(node):
                 level[node] = last_random = max(level[node], last_random)
-        for node in self.outputs:  # a constant that is an output must be made somewhere
-            if node in self.floating and node not in self.alias:
+        for node in self.returned:  # a constant that is an output must be made somewhere
+            if node in self.floating:
                 level[node] = 0
         return level
 
@@ -140,8 +141,7 @@ class _Cut:
     def _region_nodes(self) -> dict[int, list[fx.Node]]:
         members: dict[int, list[fx.Node]] = collections.defaultdict(list)
         for node in self.graph.nodes:
-            wanted = node in self.outputs and node not in self.alias
-            if self.runner(node) is Runner.MAX and (node not in self.floating or wanted):
+            if self.runner(node) is Runner.MAX and (node not in self.floating or node in self.returned):
                 members[self.level[node]].append(node)
         return members
 
@@ -192,7 +192,7 @@ class _Cut:
     def _read_outside(self, members, stores, copies) -> set[fx.Node]:  # type: ignore[no-untyped-def]
         """MAX nodes whose values must leave their region."""
         home = {n: level for level, nodes in members.items() for n in nodes}
-        wanted = {self.alias.get(n, n) for n in self.outputs}
+        wanted = set(self.returned)
         for node in self.graph.nodes:
             runner = self.runner(node)
             for source in node.all_input_nodes:
@@ -303,7 +303,7 @@ def _output_aliases(graph: fx.Graph, outputs: list[fx.Node]) -> dict[fx.Node, fx
         if not isinstance(value, torch.Tensor) or node.op == "placeholder":
             continue
         base = first.get(storage_key(value))  # type: ignore[arg-type]
-        if base is None or base is node or base.op == "get_attr":
+        if base is None or base is node or base.op == "get_attr" or value_of(base).dtype != value.dtype:  # type: ignore[attr-defined]
             continue
         if base.op == "placeholder" or _is_whole(value_of(base)):
             alias[node] = base

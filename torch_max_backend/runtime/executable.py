@@ -199,7 +199,8 @@ class _Writer:
             natural[d] = step
             step = step * sympy.Max(1, sizes[d]) if sizes[d].is_number else step * sizes[d]
         strides = [expr_of(s) for s in value.stride()]
-        if port.is_permuted or any(natural[d] != strides[d] for d in natural if strides[d].is_number):
+        is_empty = any(size == 0 for size in sizes)  # MAX gives such tensors other strides than torch
+        if port.is_permuted or is_empty or any(natural[d] != strides[d] for d in natural if strides[d].is_number):
             self.reads.add(name)
             self._emit(f"{name} = {name}.as_strided({self._exprs(value.shape)}, {self._exprs(strides)})")
 

@@ -158,6 +158,8 @@ class RegionCall:
             if low < high and any(low < b and a < high for a, b in others):
                 results[k] = results[k].clone()
                 spans[first + k] = (0, 0)
+                if k not in self._may_alias:  # found in the first call: so it will be in every one
+                    self._may_alias = [*self._may_alias, k]
         self._checked = True
 
 
