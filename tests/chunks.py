@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-
 from tests.cases import Case
 from tests.harness import prepare
 
 CHUNK = 24
 
-
-@functools.cache
-def _prepared(name: str, cases: tuple[Case, ...]) -> dict[str, str]:
-    return prepare(list(cases), CHUNK)
+_done: dict[str, dict[int, str]] = {}
 
 
-def prepared(name: str, cases: list[Case]) -> dict[str, str]:
-    """Compile the chunk on first use; gives error texts by case name."""
-    return _prepared(name, tuple(cases))
+def prepared(name: str, cases: list[Case]) -> dict[int, str]:
+    """Compile the chunk on first use; gives the error texts of cases that were not lowered, by the case's ``id``."""
+    if name not in _done:
+        _done[name] = prepare(cases, CHUNK)
+    return _done[name]

@@ -35,16 +35,16 @@ def compiled(case: Case) -> Any:
     return torch.compile(case.function, backend="max_backend", fullgraph=True, dynamic=case.dynamic, options=STRICT)
 
 
-def prepare(cases: list[Case], graphs_per_module: int = 24) -> dict[str, str]:
-    """Compile all cases together; gives the error text of those that could not be lowered, by name."""
-    failed: dict[str, str] = {}
+def prepare(cases: list[Case], graphs_per_module: int = 24) -> dict[int, str]:
+    """Compile all cases together; gives the error text of those that could not be lowered, by the case's ``id``."""
+    failed: dict[int, str] = {}
     with compile_together(resolve(STRICT), graphs_per_module):
         for case in cases:
             try:
                 with torch.no_grad():
                     compiled(case)(*case.make())
             except Exception:
-                failed[case.name] = traceback.format_exc(limit=-2)
+                failed[id(case)] = traceback.format_exc(limit=-2)
     return failed
 
 

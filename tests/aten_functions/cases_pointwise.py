@@ -112,7 +112,19 @@ def mixed(f, h, i, m):
     return f + i, f * h, h + i, i * m, f * m, h * 2.5, i + 1.5, f + f.double(), i.int() + i, h / i.abs().add(1), m + m
 
 
+def foldable(x, y):
+    """What an optimizer may not simplify: NaN and infinities."""
+    zero = torch.zeros_like(x)
+    return (
+        x * 0, 0.0 * x, x * zero, x - x, x - x.clone(), x / x, 0 / x, zero / x, x == x, x != x, x >= x, x <= x,
+        x.abs() == x.abs(), torch.isfinite(x), torch.addcmul(x, y, y, value=0), torch.add(x, y, alpha=0),
+        torch.maximum(x, x), torch.where(x == x, 1, 0), x.bfloat16() * 0, torch.isclose(x, x), torch.lerp(x, x, 0.5),
+    )  # fmt: skip
+
+
 CASES = [
+    Case("foldable", foldable, pairs()),
+    Case("foldable_bf16", foldable, pairs(BF16)),
     Case("sums_f32", sums, (randn(3, 4), randn(3, 4))),
     Case("sums_broadcast", sums, (randn(2, 3, 4), rand(4, low=0.5, high=2.0))),
     Case("sums_f64", sums, (randn(3, 4, dtype=F64), randn(3, 4, dtype=F64))),

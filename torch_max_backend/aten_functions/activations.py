@@ -25,7 +25,7 @@ def activation(op: object, how: How = "composition") -> Callable[[F], F]:
     """Register a function of floats in which 16-bit floats are computed in float32."""
 
     def register(function: F) -> F:
-        return map_to(op, how=how)(in_accumulator(function))
+        return map_to(op, how=how)(in_accumulator(function))  # type: ignore[return-value]
 
     return register
 

@@ -20,13 +20,14 @@ Binary = Callable[[TensorValue, TensorValue], TensorValue]
 
 
 # -- comparisons ---------------------------------------------------------------------------------------------------
-def comparison(name: str, op: Binary, swapped: bool = False) -> None:
+def comparison(name: str, of_tensors: Binary, of_numbers: Binary, swapped: bool = False) -> None:
     """Register the ``Tensor`` and ``Scalar`` overloads of one comparison."""
 
     def lowering(self: Operand, other: Operand) -> TensorValue:
         x, y = promote(self, other)
-        if x.dtype == DType.bool and op not in (ops.equal, elementary.not_equal):
+        if x.dtype == DType.bool:
             x, y = cast(x, DType.uint8), cast(y, DType.uint8)
+        op = of_tensors if isinstance(self, TensorValue) and isinstance(other, TensorValue) else of_numbers
         return op(y, x) if swapped else op(x, y)
 
     lowering.__name__ = lowering.__qualname__ = name
@@ -34,14 +35,18 @@ def comparison(name: str, op: Binary, swapped: bool = False) -> None:
     map_to(packet.Tensor, packet.Scalar, how="max")(lowering)
 
 
+def _not_equal(x: TensorValue, y: TensorValue) -> TensorValue:
+    return ops.logical_not(ops.equal(x, y))
+
+
 # name.Tensor(Tensor self, Tensor other) -> Tensor
 # name.Scalar(Tensor self, Scalar other) -> Tensor
-comparison("eq", ops.equal)
-comparison("ne", elementary.not_equal)
-comparison("gt", ops.greater)
-comparison("ge", ops.greater_equal)
-comparison("lt", ops.greater, swapped=True)
-comparison("le", ops.greater_equal, swapped=True)
+comparison("eq", elementary.equal, ops.equal)
+comparison("ne", elementary.not_equal, _not_equal)
+comparison("gt", ops.greater, ops.greater)
+comparison("ge", elementary.greater_equal, ops.greater_equal)
+comparison("lt", ops.greater, ops.greater, swapped=True)
+comparison("le", elementary.greater_equal, ops.greater_equal, swapped=True)
 
 
 # -- logic ---------------------------------------------------------------------------------------------------------
@@ -85,11 +90,7 @@ def special_value(op: object, test: Callable[[TensorValue], TensorValue], of_int
 # name(Tensor self) -> Tensor
 special_value(aten.isnan.default, ops.is_nan)
 special_value(aten.isinf.default, ops.is_inf)
-special_value(
-    aten.isfinite.default,
-    lambda x: ops.logical_not(ops.logical_or(ops.is_nan(x), ops.is_inf(x))),
-    of_integers=True,
-)
+special_value(aten.isfinite.default, lambda x: ops.logical_not(elementary.is_not_finite(x)), of_integers=True)
 special_value(aten.isposinf.default, lambda x: ops.equal(x, number(math.inf, x)))
 special_value(aten.isneginf.default, lambda x: ops.equal(x, number(-math.inf, x)))
 
@@ -159,7 +160,7 @@ def isclose(
     self: TensorValue, other: TensorValue, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> TensorValue:
     """Equal, or within ``atol + rtol * |other|``; infinities are close to themselves only."""
-    close = ops.equal(self, other)
+    close = elementary.equal(self, other)
     if self.dtype == DType.bool:
         return close
     if self.dtype.is_float() and equal_nan:
@@ -168,5 +169,5 @@ def isclose(
     x, y = (cast(v, v.dtype if v.dtype.is_float() else DType.float32) for v in (self, other))
     distance = ops.abs(cast(ops.sub(self, other), x.dtype))
     allowed = ops.add(number(atol, x), ops.abs(ops.mul(number(rtol, y), y)))
-    finite = ops.logical_not(ops.logical_or(ops.is_nan(distance), ops.is_inf(distance)))
+    finite = ops.logical_not(elementary.is_not_finite(distance))
     return ops.logical_or(close, ops.logical_and(finite, ops.greater_equal(allowed, distance)))

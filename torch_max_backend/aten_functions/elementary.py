@@ -58,6 +58,75 @@ def in_float64(function: Function) -> Function:
     return wrapped
 
 
+# -- what MAX folds ------------------------------------------------------------------------------------------------
+# MAX's graph compiler takes x * 0, 0 / x and x - x for 0, and x == x and x >= x for True, also where it finds the two
+# x equal only by comparing how they were computed. For NaN and infinities that is wrong.
+def equal(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x == y`` of two tensors, False if either is NaN."""
+    return not_nan(x, ops.equal(x, y))
+
+
+def greater_equal(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x >= y`` of two tensors, False if either is NaN."""
+    return not_nan(x, ops.greater_equal(x, y))
+
+
+def not_equal(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x != y`` of two tensors, True if either is NaN (MAX's is False then)."""
+    return ops.logical_not(equal(x, y))
+
+
+def not_nan(x: TensorValue, condition: TensorValue) -> TensorValue:
+    """``condition``, but False where ``x`` is NaN."""
+    return both(condition, ops.logical_not(ops.is_nan(x))) if x.dtype.is_float() else condition
+
+
+def product(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x * y``, NaN where a constant zero meets NaN or an infinity."""
+    result = ops.mul(x, y)
+    for constant_one, other in ((x, y), (y, x)):
+        if x.dtype.is_float() and is_constant(constant_one) and not is_constant(other):
+            lost = both(ops.equal(constant_one, number(0, x)), is_not_finite(other))
+            result = ops.where(lost, number(NAN, x), result)
+    return result
+
+
+def quotient(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x / y``, NaN where a constant zero meets NaN or zero."""
+    result = ops.div(x, y)
+    if not is_constant(x) or is_constant(y):
+        return result
+    zero = number(0, x)
+    lost = both(ops.equal(x, zero), either(ops.equal(y, zero), ops.is_nan(y)))
+    return ops.where(lost, number(NAN, x), result)
+
+
+def difference(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x - y``, NaN where a value that is not finite meets itself."""
+    if x is y and x.dtype.is_float():
+        return ops.where(is_not_finite(x), number(NAN, x), number(0, x))
+    return ops.sub(x, y)
+
+
+def is_not_finite(x: TensorValue) -> TensorValue:
+    """Whether ``x`` is NaN or an infinity."""
+    return either(ops.is_nan(x), ops.is_inf(x))
+
+
+def is_constant(x: TensorValue) -> bool:
+    """Whether ``x`` is computed from constants alone."""
+    return _is_constant(x._mlir_value, depth=8)
+
+
+def _is_constant(value: Any, depth: int) -> bool:
+    """Follow the operands; block arguments (inputs of the graph) have none."""
+    operation = value.owner
+    operands = [o.value for o in getattr(operation, "operands", [])]
+    if type(operation).__name__ == "ConstantOp":
+        return True
+    return bool(operands) and depth > 0 and all(_is_constant(o, depth - 1) for o in operands)
+
+
 # -- selections ----------------------------------------------------------------------------------------------------
 def either(*conditions: TensorValue) -> TensorValue:
     """Whether any of the conditions holds."""
@@ -74,14 +143,9 @@ def less(x: TensorValue, y: TensorValue) -> TensorValue:
     return ops.greater(y, x)
 
 
-def not_equal(x: TensorValue, y: TensorValue) -> TensorValue:
-    """``x != y``, True if either is NaN (MAX's ``not_equal`` is False then)."""
-    return ops.logical_not(ops.equal(x, y)) if x.dtype.is_float() else ops.not_equal(x, y)
-
-
 def truth(x: TensorValue) -> TensorValue:
     """Anything but zero is true, NaN too."""
-    return x if x.dtype == DType.bool else not_equal(x, number(0, x))
+    return x if x.dtype == DType.bool else ops.logical_not(ops.equal(x, number(0, x)))
 
 
 def is_negative(x: TensorValue) -> TensorValue:

@@ -46,7 +46,7 @@ def _scaled_sum(op: Callable[..., TensorValue], self: Operand, other: Operand, a
     if isinstance(alpha, bool | int | float) and alpha == 1:
         return rounded(op(*arithmetic_operands(self, other)))
     x, y, factor = arithmetic_operands(self, other, alpha)
-    return rounded(op(x, ops.mul(y, factor)))
+    return rounded(op(x, elementary.product(y, factor)))
 
 
 # add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
@@ -61,7 +61,7 @@ def add(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
 
 def _difference(x: TensorValue, y: TensorValue) -> TensorValue:
     """``x - y``. MAX rewrites ``0 - y`` to a negation, which it then refuses for unsigned integers."""
-    return ops.add(x, negated(y)) if y.dtype.is_unsigned_integral() else ops.sub(x, y)
+    return ops.add(x, negated(y)) if y.dtype.is_unsigned_integral() else elementary.difference(x, y)
 
 
 def negated(x: TensorValue) -> TensorValue:
@@ -92,7 +92,9 @@ def mul(self: Operand, other: Operand) -> TensorValue:
     """The product; of booleans, their intersection."""
     if out_dtype() == DType.bool:
         return ops.logical_and(*promote(self, other, dtype=DType.bool))
-    return rounded(ops.mul(*arithmetic_operands(self, other)))
+    numbers = [x for x in (self, other) if isinstance(x, bool | int | float)]
+    op = ops.mul if numbers and all(numbers) else elementary.product
+    return rounded(op(*arithmetic_operands(self, other)))
 
 
 # div.Tensor(Tensor self, Tensor other) -> Tensor
@@ -101,7 +103,7 @@ def mul(self: Operand, other: Operand) -> TensorValue:
 @map_to(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, how="max")
 def div(self: Operand, other: Operand) -> TensorValue:
     """The true quotient, of integers too."""
-    return rounded(ops.div(*arithmetic_operands(self, other)))
+    return rounded(elementary.quotient(*arithmetic_operands(self, other)))
 
 
 # -- one float in, one float out -----------------------------------------------------------------------------------
@@ -313,7 +315,7 @@ def _times_log(log: Unary, x: TensorValue, y: TensorValue) -> TensorValue:
 def addcmul(self: TensorValue, tensor1: Operand, tensor2: Operand, value: Operand = 1) -> TensorValue:
     """``self + value * tensor1 * tensor2``, rounded once."""
     x, a, b, factor = arithmetic_operands(self, tensor1, tensor2, value, wide=True)
-    return rounded(ops.add(x, ops.mul(ops.mul(factor, a), b)))
+    return rounded(ops.add(x, elementary.product(elementary.product(factor, a), b)))
 
 
 # addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor
@@ -330,7 +332,7 @@ def addcdiv(self: TensorValue, tensor1: Operand, tensor2: Operand, value: Operan
 def lerp(self: TensorValue, end: Operand, weight: Operand) -> TensorValue:
     """``self + weight * (end - self)``, computed from the nearer end, so that weight 1 gives ``end`` exactly."""
     x, y, w = arithmetic_operands(self, end, weight, wide=True)
-    one, distance = number(1, x), ops.sub(y, x)
+    one, distance = number(1, x), elementary.difference(y, x)
     from_start = ops.add(x, ops.mul(w, distance))
     from_end = ops.sub(y, ops.mul(distance, ops.sub(one, w)))
     near_start = less(ops.abs(w), number(0.5, x))

@@ -82,7 +82,7 @@ aten_functions = Registry()
 """The registry that the backend uses."""
 
 
-def overloads_of(op: OpOverload | OpOverloadPacket) -> list[OpOverload]:
+def overloads_of(op: Any) -> list[OpOverload]:
     """The functional overloads that ``op`` names: itself, or all of a packet but ``out=`` and in-place forms."""
     if isinstance(op, OpOverload):
         return [op]
@@ -95,7 +95,7 @@ def overloads_of(op: OpOverload | OpOverloadPacket) -> list[OpOverload]:
 
 
 def map_to(
-    *ops: OpOverload | OpOverloadPacket,
+    *ops: Any,
     how: How = "composition",
     supports: Check | None = None,
     limits: str = "",
@@ -103,7 +103,7 @@ def map_to(
     """Register the decorated function as the lowering of ``ops``.
 
     Args:
-        ops: Overloads (``aten.add.Tensor``) or packets (``aten.add``: every functional overload).
+        ops: Ops of ``torch.ops``: overloads (``aten.add.Tensor``) or packets (``aten.add``: every functional overload).
         how: ``"max"`` (one MAX op), ``"composition"`` (several) or ``"mojo"`` (a kernel of ours).
         supports: Capability check; returns the limit that a node exceeds, or ``None``.
         limits: One line for the supported-ops page.

@@ -192,7 +192,7 @@ def take_slice(
         return x
     before = [slice(None)] * axis
     if static(step) == 1 and (is_inside or (first is not None and first >= 0)):
-        begin = start if first is None else first
+        begin = first if first is not None else 0 if start is None else start
         return x[(*before, slice(begin, begin + length, 1))]
     if size is not None and first is not None and count is not None and static(step) is not None:
         return x[(*before, slice(first, first + (count - 1) * int(step) + 1, int(step)))]

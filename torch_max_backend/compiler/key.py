@@ -84,7 +84,8 @@ def _modules_behind(name: str) -> frozenset[str]:
     found, stack = {name}, [name]
     while stack:
         for imported in _imports((_FAMILIES / f"{stack.pop()}.py").read_text()):
-            if imported not in found and (_FAMILIES / f"{imported}.py").exists():
+            known = imported in found or imported == "registry"  # registering changes no code
+            if not known and (_FAMILIES / f"{imported}.py").exists():
                 found.add(imported)
                 stack.append(imported)
     return frozenset(found)

@@ -150,7 +150,8 @@ class _Writer:
             name = self.symbols[expr] = f"s{len(self.symbols)}"
             self.symbol_lines[name] = f"{name} = {source}"
 
-    def _expr(self, expr: Expr) -> str:
+    def _expr(self, expr: sympy.Basic) -> str:
+        """Python text of a size or of a condition on sizes."""
         missing = [s for s in expr.free_symbols if s not in self.symbols]
         if missing:
             raise LoweringError(f"the size {expr} depends on {missing}, which no input of the graph tells")
