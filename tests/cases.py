@@ -25,6 +25,7 @@ class Case:
         rtol, atol: Override the tolerance of the dtype; say why in ``why``.
         why: The reason of a tolerance of its own.
         exact: Bitwise equal values (NaN equals NaN).
+        broken: Why the case is known to fail; it must then fail, until the reason is mended.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Case:
     atol: float | None = None
     why: str = ""
     exact: bool = False
+    broken: str = ""
 
     def make(self, inputs: tuple[Any, ...] | None = None) -> list[Any]:
         """Fresh inputs, the same at every call."""
