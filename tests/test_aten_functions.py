@@ -23,8 +23,8 @@ def _families() -> dict[str, list[Case]]:
     return {family: module.CASES for family, module in modules.items()}
 
 
-CORE_PER_FAMILY = 4
-"""How many cases of each family, the first ones of its table, the ordinary test run has. The rest are marked ``full``:
+CORE_PER_FAMILY = 1
+"""How many cases of each family, the first of its table, the ordinary test run has. The rest are marked ``full``:
 compiling all of them from an empty cache takes over an hour on two cores."""
 
 

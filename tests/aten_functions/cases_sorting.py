@@ -147,6 +147,9 @@ def dynamic_sorts(x, edges):
 
 CASES = [
     Case("sorts_f32", sorts, (ROWS,)),
+    Case("tops_f32", tops, (distinct(5, 9),)),
+    Case("searches_f32", searches, (torch.tensor([-1.0, 0.0, 0.0, 1.0, 2.0, INF]), special())),
+    Case("scans_nan", float_scans, (ROWS,)),
     Case("sorts_f64", sorts, (ROWS.to(F64),)),
     Case("sorts_bf16", sorts, (ROWS.to(BF16),)),
     Case("sorts_f16", sorts, (ROWS.to(F16),)),
@@ -161,7 +164,6 @@ CASES = [
     Case("sort_100", long_sorts, (randn(20, 100),)),
     Case("sort_1000", long_sorts, (ints(5, 1000, low=-100, high=100),)),
     Case("sort_5000", long_sorts, (randn(1, 5000, dtype=BF16),)),
-    Case("tops_f32", tops, (distinct(5, 9),)),
     Case("tops_i64", tops, (distinct(5, 9, torch.int64),)),
     Case("tops_bf16", tops, (distinct(5, 9, BF16),)),
     Case("tops_nan", top_values, (ROWS,)),
@@ -173,7 +175,6 @@ CASES = [
     Case("medians_nan", median_values, (ROWS,)),
     Case("medians_bf16", median_values, (ROWS.to(BF16),)),
     Case("quantiles", quantiles, (randn(4, 9),)),
-    Case("searches_f32", searches, (torch.tensor([-1.0, 0.0, 0.0, 1.0, 2.0, INF]), special())),
     Case("searches_i64", searches, (torch.tensor([-3, -1, 0, 0, 2, 4]), ints(3, 5))),
     Case("searches_mixed", lambda e, x: torch.bucketize(x, e), (torch.tensor([-1, 0, 2]), randn(3, 5))),
     Case("searches_nan", searches, (torch.tensor([-1.0, 0.5, NAN, NAN]), special())),
@@ -181,7 +182,6 @@ CASES = [
     Case("histograms", histograms, (randn(9, 8),)),
     Case("histogram_nan", lambda x: torch.histc(x, 4, -3, 3), (special(),)),
     Case("scans_f32", float_scans, (randn(4, 30),)),
-    Case("scans_nan", float_scans, (ROWS,)),
     Case("scans_f64", float_scans, (randn(4, 30, dtype=F64),)),
     Case("scans_bf16", float_scans, (randn(4, 9, dtype=BF16),), atol=1e-2, why="one rounding step of 16-bit results"),
     Case("scans_i64", scans, (ints(4, 9),)),

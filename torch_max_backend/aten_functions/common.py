@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.metadata
 import math
+import os
+import subprocess
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import max
 import numpy as np
+import platformdirs
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, StaticDim, TensorType, TensorValue, ops
 
@@ -187,6 +195,33 @@ def kernels_path() -> Path:
     return installed if installed.is_dir() else package.parent / "mojo_kernels"
 
 
+@functools.cache
+def kernel_library() -> Path:
+    """The precompiled Mojo package, made on first use and kept in the user's cache folder.
+
+    Given the source folder, MAX would precompile it again for every graph, which costs more than many graphs do. The
+    source folder is the answer where the package cannot be precompiled or saved.
+    """
+    source = kernels_path()
+    digest = hashlib.sha256(importlib.metadata.version("mojo-compiler").encode())
+    for file in sorted(source.rglob("*.mojo")):
+        digest.update(file.name.encode() + file.read_bytes())
+    cache = Path(platformdirs.user_cache_dir("torch-max-backend", appauthor=False))
+    target = cache / "v1" / "kernels" / digest.hexdigest()[:32] / "mojo_kernels.mojoc"
+    if target.exists():
+        return target
+    mojo = Path(max.__path__[0]).parent / "modular" / "bin" / "mojo"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            subprocess.run([mojo, "precompile", source, "-o", made], check=True, capture_output=True)
+            os.replace(made, target)
+    except (OSError, subprocess.CalledProcessError):
+        return source
+    return target
+
+
 def mojo_op(
     name: str,
     values: Sequence[TensorValue],
@@ -205,7 +240,7 @@ def mojo_op(
     """
     where = device or device_of(*values)
     graph = Graph.current
-    path = kernels_path()
+    path = kernel_library()
     if path not in graph.kernel_libraries_paths:
         graph._import_kernels([path])
     types = [TensorType(dtype, [Dim(d) for d in shape], where) for dtype, shape in out]
