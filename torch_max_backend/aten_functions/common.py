@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import max
+import max as max_package
 import numpy as np
 import platformdirs
 from max.dtype import DType
@@ -210,7 +210,7 @@ def kernel_library() -> Path:
     target = cache / "v1" / "kernels" / digest.hexdigest()[:32] / "mojo_kernels.mojoc"
     if target.exists():
         return target
-    mojo = Path(max.__path__[0]).parent / "modular" / "bin" / "mojo"
+    mojo = Path(max_package.__path__[0]).parent / "modular" / "bin" / "mojo"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
