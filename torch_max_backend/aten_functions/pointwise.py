@@ -33,7 +33,9 @@ def arithmetic_operands(*operands: Operand, wide: bool = False) -> list[TensorVa
     """
     dtype, device = out_dtype(), promise().device
     wide = wide or any(not isinstance(x, TensorValue) or (not x.rank and x.dtype != dtype) for x in operands)
-    return [tensor(x, accumulator(dtype) if wide else dtype, device) for x in operands]
+    # One operand given twice stays one value, so that elementary.difference sees it.
+    once = {id(x): tensor(x, accumulator(dtype) if wide else dtype, device) for x in operands}
+    return [once[id(x)] for x in operands]
 
 
 def rounded(x: TensorValue) -> TensorValue:
