@@ -49,10 +49,14 @@ class Job:
     devices: set[torch.device]
     settings: CodeSettings
 
-    @property
-    def graph_name(self) -> str:
-        """The name of its graph inside a module."""
-        return f"region_{self.key[:24]}"
+
+def graph_names(jobs: list[Job]) -> dict[str, str]:
+    """The name of each job's graph inside a module, by key.
+
+    Names go by position: MAX's own cache takes modules that differ only in the names of their graphs as equal, and
+    answers with the artifact it has, under the names that were used first.
+    """
+    return {job.key: f"region_{i}" for i, job in enumerate(jobs)}
 
 
 @dataclass
@@ -185,20 +189,20 @@ def _load(store: Store, key: str) -> Model | None:
 def _dry_run(jobs: list[Job]) -> None:
     """Lower without compiling, so that a refused node is known before the batch is."""
     for job in jobs:
-        build_graph(job.region, job.graph_name, Module(), job.settings)
+        build_graph(job.region, "region_0", Module(), job.settings)
 
 
 def _submit(jobs: list[Job], options: Options):  # type: ignore[no-untyped-def]
-    module, extensions = Module(), {}
+    module, extensions, names = Module(), {}, graph_names(jobs)
     for job in jobs:
-        graph = build_graph(job.region, job.graph_name, module, job.settings)
+        graph = build_graph(job.region, names[job.key], module, job.settings)
         extensions.update(dict.fromkeys(graph.kernel_libraries_paths))
     target = target_for(set().union(*(job.devices for job in jobs)))[0]
     return pool_for(target, options.compile_workers).submit(module, list(extensions))
 
 
 def _save(store: Store, artifact: bytes, jobs: list[Job]) -> None:
-    store.put(artifact, {j.key: j.graph_name for j in jobs}, {j.key: j.parts for j in jobs})
+    store.put(artifact, graph_names(jobs), {j.key: j.parts for j in jobs})
 
 
 def _compile(jobs: list[Job], store: Store, options: Options, stats: CompileStats) -> dict[str, Model]:
@@ -217,5 +221,5 @@ def _compile(jobs: list[Job], store: Store, options: Options, stats: CompileStat
             file.write(artifact)
             file.flush()
             loaded = load(Path(file.name), f"unsaved-{jobs[0].key}")
-        models = {job.key: loaded[job.graph_name] for job in jobs}
+        models = {key: loaded[name] for key, name in graph_names(jobs).items()}
     return models

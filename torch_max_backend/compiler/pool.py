@@ -86,6 +86,9 @@ class Worker:
             environment = dict(
                 os.environ, PYTHONPATH=os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
             )
+            # MAX keeps artifacts of its own, by a key that leaves out the names of graphs. The store is the only
+            # cache that outlives this process: what it forgets is compiled again.
+            environment.setdefault("MODULAR_MAX_CACHE_DIR", str(Path(self.folder.name) / "max"))
             with open(self.log, "w") as log:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", "torch_max_backend.compiler.worker"],
