@@ -167,6 +167,22 @@ def test_data_dependent_sizes() -> None:
         torch.testing.assert_close(run(x.abs() + 1), function(x.abs() + 1))
 
 
+def test_a_number_that_must_be_known_is_specialised(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, weight, stride=stride)
+
+    run = torch.compile(function, backend="max_backend", dynamic=True, options={"fallback": "error"})
+    weight = torch.randn(4, 3, 3, 3)
+    with caplog.at_level(logging.INFO, "torch_max_backend"):
+        for size, stride in ((12, 2), (14, 2), (12, 3)):
+            x = torch.randn(2, 3, size, size)
+            torch.testing.assert_close(run(x, weight, stride), function(x, weight, stride))
+    named = [r.message for r in caplog.records if r.message.startswith("specialised on")]
+    assert len(named) == 2, named  # once for each stride, not for the size of the image
+    assert "= 2 for aten.convolution.default" in named[0]
+    assert "conv2d(x, weight, stride=stride)" in named[0]
+
+
 def test_random_ops_equal_eager() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         mask = torch.bernoulli(torch.full_like(x, 0.5))

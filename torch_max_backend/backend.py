@@ -22,6 +22,7 @@ from torch_max_backend.errors import CompileError, UnsupportedOpError
 from torch_max_backend.graph.decompositions import decomposition_table
 from torch_max_backend.graph.partition import Island, Plan, partition
 from torch_max_backend.graph.rewrites import rewrite
+from torch_max_backend.graph.specialize import specialize
 from torch_max_backend.options import Options, resolve
 from torch_max_backend.runtime.executable import build_executable
 from torch_max_backend.runtime.session import check_device
@@ -81,6 +82,8 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
             compiled = compile_regions(plan.regions, options)
             break
         except NodeRefused as refusal:
+            if refusal.symbols and specialize(refusal.node, refusal.symbols):
+                continue
             if refusal.is_mismatch and options.fallback == "error":
                 raise mismatch_error(refusal) from refusal
             refused[refusal.node] = refusal.reason

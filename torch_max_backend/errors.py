@@ -29,6 +29,17 @@ class Unsupported(MaxBackendError, NotImplementedError):
     """
 
 
+class NeedsStatic(Unsupported):
+    """A lowering needs sizes or numbers to be known while the graph is built; ``sizes`` are the ones it needs.
+
+    Where torch knows their values, the backend specialises the graph on them and lowers the node again.
+    """
+
+    def __init__(self, message: str, *sizes: object) -> None:
+        super().__init__(message)
+        self.sizes = sizes
+
+
 class UnsupportedOpError(MaxBackendError, NotImplementedError):
     """Strict mode (``fallback="error"``): a node cannot run on MAX. Names the op, the limit and the user's line."""
 

@@ -20,6 +20,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, StaticDim, TensorType, TensorValue, ops
 
 from torch_max_backend.aten_functions.dtypes import Operand, result_type
+from torch_max_backend.errors import NeedsStatic
 
 Shape = Sequence[Dim | int]
 
@@ -83,6 +84,18 @@ def promote(*operands: Operand, dtype: DType | None = None) -> list[TensorValue]
 def static(dim: Dim | int) -> int | None:
     """The size as an int if it is known at compile time."""
     return int(dim) if isinstance(dim, int | StaticDim) else None
+
+
+def known(size: Dim | int, name: str) -> int:
+    """The size as an int.
+
+    Raises:
+        NeedsStatic: It is symbolic; the graph is then specialised on its value.
+    """
+    number = static(size)
+    if number is None:
+        raise NeedsStatic(f"{name} must be known when the graph is built, got {size}", size)
+    return number
 
 
 def numel(shape: Iterable[Dim | int]) -> Dim:

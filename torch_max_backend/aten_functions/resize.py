@@ -13,14 +13,14 @@ import numpy as np
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
-from torch_max_backend.aten_functions.common import cast, full, mojo_op, reshape, static
+from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, reshape, static
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.convolution import Window, unfold
 from torch_max_backend.aten_functions.dtypes import Operand, accumulator
 from torch_max_backend.aten_functions.matmul import product
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.windows import along, fold_axis, repeat_axis, take
-from torch_max_backend.errors import Unsupported
+from torch_max_backend.errors import NeedsStatic, Unsupported
 
 Ints = Sequence[int]
 Taps = list[tuple[np.ndarray, np.ndarray | None]]
@@ -77,13 +77,6 @@ def _cubic(size: int, out: int, scale: float | None, align_corners: bool) -> Tap
 
 
 # -- one axis --------------------------------------------------------------------------------------------------------
-def _known(size: Dim, name: str) -> int:
-    number = static(size)
-    if number is None:
-        raise Unsupported(f"{name} must be known at compile time, got {size}")
-    return number
-
-
 def _factor(size: Dim, out: Dim, scale: Operand | None, mode: Mode) -> int | None:
     """The whole number by which an axis grows, if nearest elements are simply repeated; sizes may be symbolic."""
     if mode not in (_nearest, _nearest_exact) or isinstance(scale, TensorValue):
@@ -134,8 +127,8 @@ def _resample_backward(
 
 def _constants(size: Dim, out: Dim, scale: Operand | None) -> tuple[int, int, float | None]:
     if isinstance(scale, TensorValue | Dim):
-        raise Unsupported(f"the scale must be known at compile time, got {scale}")
-    return _known(size, "the input's size"), _known(out, "the output's size"), scale if scale and scale > 0 else None
+        raise NeedsStatic(f"the scale must be known when the graph is built, got {scale}", scale)
+    return known(size, "the input's size"), known(out, "the output's size"), scale if scale and scale > 0 else None
 
 
 # -- whole images ----------------------------------------------------------------------------------------------------

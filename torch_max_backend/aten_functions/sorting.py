@@ -14,6 +14,7 @@ from torch_max_backend.aten_functions.common import (
     cast,
     constant,
     iota,
+    known,
     mojo_op,
     move_axis,
     numel,
@@ -104,8 +105,7 @@ def topk(self: TensorValue, k: int | Dim, dim: int = -1, largest: bool = True, s
 # kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
 @map_to(aten.kthvalue.default, how="mojo")
 def kthvalue(self: TensorValue, k: int | Dim, dim: int = -1, keepdim: bool = False) -> Pair:
-    if not isinstance(k, int):
-        raise Unsupported(f"kthvalue takes a k that is known at compile time, got {k}")
+    k = known(k, "k")
     values, indices = _top_rows(_rows(self, dim), k, False)
     return _restored(_columns(values, k - 1, k), self, dim, 0), _restored(_columns(indices, k - 1, k), self, dim, 1)
 

@@ -15,6 +15,7 @@ from torch_max_backend.aten_functions.common import (
     cast,
     full,
     iota,
+    known,
     numel,
     permute,
     rebind,
@@ -79,10 +80,6 @@ def _spread_over(src: TensorValue, axis: int, size: Dim, start: Size, step: int)
     return pad_axis(wide, axis, start, size - start - wide.shape[axis])
 
 
-def _steps_of_slices(step: Size) -> str | None:
-    return None if isinstance(step, int) else f"a step known when the graph is built; got {step}"
-
-
 def _written(x: TensorValue, src: TensorValue, axis: int, start: Size | None, step: int) -> TensorValue:
     """``src`` written to ``start, start + step, …``: every place looks up whether and what is written to it."""
     length = src.shape[axis]
@@ -97,19 +94,16 @@ def _written(x: TensorValue, src: TensorValue, axis: int, start: Size | None, st
 
 
 # slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor
-@map_to(
-    aten.slice_scatter.default,
-    supports=lambda self, src, dim=0, start=None, end=None, step=1: _steps_of_slices(step),
-)
+@map_to(aten.slice_scatter.default)
 def slice_scatter(
     self: TensorValue,
     src: TensorValue,
     dim: int = 0,
     start: Size | None = None,
     end: Size | None = None,
-    step: int = 1,
+    step: Size = 1,
 ) -> TensorValue:
-    axis = axis_of(dim, self.rank)
+    axis, step = axis_of(dim, self.rank), known(step, "the step")
     size, src = self.shape[axis], cast(src, self.dtype)
     length = src.shape[axis]
     if static(length) == 0:
@@ -134,14 +128,11 @@ def slice_scatter(
 
 
 # slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end, SymInt step) -> Tensor
-@map_to(
-    aten.slice_backward.default,
-    supports=lambda grad_output, input_sizes, dim, start, end, step: _steps_of_slices(step),
-)
+@map_to(aten.slice_backward.default)
 def slice_backward(
-    grad_output: TensorValue, input_sizes: Sequence[Size], dim: int, start: Size, end: Size, step: int
+    grad_output: TensorValue, input_sizes: Sequence[Size], dim: int, start: Size, end: Size, step: Size
 ) -> TensorValue:
-    shape = out_shape()
+    shape, step = out_shape(), known(step, "the step")
     axis = axis_of(dim, len(shape))
     if static(grad_output.shape[axis]) == 0:
         return full(0, shape, grad_output.dtype, grad_output.device)

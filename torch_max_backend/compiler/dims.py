@@ -10,12 +10,10 @@ holds no bytes and names the size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
 
 import sympy
 from max.graph import Dim
-
-Expr: TypeAlias = sympy.Expr
+from sympy import Expr
 
 
 def _is_polynomial(expr: Expr) -> bool:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import sympy
 import torch
 from max.dtype import DType
-from max.graph import BufferType, BufferValue, DeviceRef, Graph, Module, StaticDim, TensorType, TensorValue, ops
+from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, Module, StaticDim, TensorType, TensorValue, ops
 from torch import fx
 
 from torch_max_backend.aten_functions.common import materialized, permute
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.dtypes import max_dtype
 from torch_max_backend.aten_functions.registry import aten_functions
-from torch_max_backend.errors import LoweringError, Unsupported
+from torch_max_backend.errors import LoweringError, NeedsStatic, Unsupported
 from torch_max_backend.graph.region import Region, is_getitem, map_nodes
+from torch_max_backend.graph.specialize import symbolic_numbers
 from torch_max_backend.graph.tensors import expr_of, sizes_of, user_line, value_of
 
 
@@ -22,11 +25,14 @@ class NodeRefused(Exception):
     """A lowering declined or failed; the partitioner makes the node an island.
 
     ``reason`` says which limit was hit; ``is_mismatch`` tells a broken promise (a defect) from a declared limit.
+    ``symbols`` are those whose values the lowering would need to know.
     """
 
-    def __init__(self, node: fx.Node, reason: str, is_mismatch: bool = False) -> None:
+    def __init__(
+        self, node: fx.Node, reason: str, is_mismatch: bool = False, symbols: frozenset[sympy.Symbol] = frozenset()
+    ) -> None:
         super().__init__(reason)
-        self.node, self.reason, self.is_mismatch = node, reason, is_mismatch
+        self.node, self.reason, self.is_mismatch, self.symbols = node, reason, is_mismatch, symbols
 
 
 def device_ref(device: torch.device) -> DeviceRef:
@@ -106,11 +112,13 @@ class _Builder:
         with lowering_node(context):
             try:
                 result = lowering.function(*args, **kwargs)
+            except NeedsStatic as limit:
+                raise NodeRefused(node, str(limit), symbols=self._symbols_of(limit.sizes)) from limit
             except Unsupported as limit:
                 raise NodeRefused(node, str(limit)) from limit
-            except Exception as error:
+            except Exception as error:  # perhaps it took a symbolic number for a Python one
                 text = f"its lowering failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-                raise NodeRefused(node, text, is_mismatch=True) from error
+                raise NodeRefused(node, text, is_mismatch=True, symbols=symbolic_numbers(node)) from error
         several = isinstance(value_of(node), list | tuple)
         results = list(result) if several else [result]
         kept = [
@@ -127,8 +135,19 @@ class _Builder:
             dim = self.region.dims.dim(expr_of(value))
             return int(dim) if isinstance(dim, StaticDim) else dim
         if isinstance(value, torch.SymFloat):
-            return self.scalars[expr_of(value)]
+            expr = expr_of(value)
+            return float(expr) if expr.is_number else self.scalars[expr]
         return self.env[node]
+
+    def _symbols_of(self, sizes: Iterable[object]) -> frozenset[sympy.Symbol]:
+        """Torch's symbols in dims and scalars of the graph."""
+        exprs = {name: expr for expr, name in self.region.dims.names.items()}
+        found: set[sympy.Symbol] = set()
+        for size in sizes:
+            if isinstance(size, Dim):
+                found |= {s for d in size.parameters for s in exprs[d.name].free_symbols}
+            found |= {s for expr, value in self.scalars.items() if value is size for s in expr.free_symbols}
+        return frozenset(found)
 
     def _promises(self, node: fx.Node) -> tuple[Promise | None, ...]:
         value = value_of(node)

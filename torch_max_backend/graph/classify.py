@@ -13,7 +13,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch_max_backend.aten_functions.dtypes import TO_MAX
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.graph.region import is_getitem, map_nodes
-from torch_max_backend.graph.tensors import is_plain, tensors_of, value_of
+from torch_max_backend.graph.tensors import expr_of, is_plain, tensors_of, value_of
 
 
 class Runner(enum.Enum):
@@ -75,17 +75,17 @@ def _why_not(node: fx.Node, target: OpOverload) -> str:
             return f"MAX has no dtype for {tensor.dtype}"
         if tensor.device.type not in ("cpu", "cuda"):
             return f"MAX has no device for {tensor.device}"
-        if any(_is_unbacked(s) for s in tensor.shape) and tensor is values[0]:
-            pass  # data-dependent sizes of inputs are fine; an op that makes one has no lowering
     if lowering.supports is None:
         return ""
-    args = map_nodes(node.args, value_of)
-    kwargs = {k: map_nodes(v, value_of) for k, v in node.kwargs.items()}
+    args = map_nodes(node.args, _concrete)
+    kwargs = {k: map_nodes(v, _concrete) for k, v in node.kwargs.items()}
     return lowering.supports(*args, **kwargs) or ""
 
 
-def _is_unbacked(size: int | torch.SymInt) -> bool:
-    return isinstance(size, torch.SymInt) and any(str(s).startswith("u") for s in size.node.expr.free_symbols)
+def _concrete(node: fx.Node) -> object:
+    """The value of a node; a size that has been specialised as the int it is."""
+    value = value_of(node)
+    return int(value) if isinstance(value, torch.SymInt) and expr_of(value).is_number else value
 
 
 def _reads_tensor_data(node: fx.Node) -> bool:

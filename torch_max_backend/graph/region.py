@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 import torch
+from sympy import Expr
 from torch import fx
 
 from torch_max_backend.compiler.dims import DimTable
 from torch_max_backend.graph.tensors import expr_of, sizes_of, tensors_of, value_of
-
-Expr: TypeAlias = sympy.Expr
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Region:
         for node in self.nodes:
             for arg in node.all_input_nodes:
                 value = value_of(arg)
-                if isinstance(value, torch.SymFloat):
+                if isinstance(value, torch.SymFloat) and not expr_of(value).is_number:
                     found[expr_of(value)] = None
         return list(found)
 

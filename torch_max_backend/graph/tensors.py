@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import sympy
 import torch
+from sympy import Expr
 from torch import fx
-
-Expr: TypeAlias = sympy.Expr
 
 
 def expr_of(size: int | torch.SymInt | torch.SymFloat) -> Expr:

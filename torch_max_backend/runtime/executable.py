@@ -9,11 +9,12 @@ from __future__ import annotations
 import linecache
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 import torch
 from max.engine import Model
+from sympy import Expr
 from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -22,8 +23,6 @@ from torch_max_backend.graph.partition import Plan
 from torch_max_backend.graph.region import Port, Region
 from torch_max_backend.graph.tensors import expr_of, order_of, sizes_of, tensors_of, value_of
 from torch_max_backend.runtime.region_call import RegionCall
-
-Expr: TypeAlias = sympy.Expr
 
 
 def build_executable(
