@@ -1,7 +1,7 @@
 """Special functions that MAX has not, composed in float64, so that shorter floats are rounded once.
 
-torch computes most of these one element at a time on a CPU; here they are vectorised and fuse. Functions without an
-entry here (Bessel functions of the second kind, incomplete gamma, zeta, orthogonal polynomials) stay with torch.
+torch computes most of these one element at a time on a CPU; here they are vectorised and fuse. More of them are in
+``bessel.py`` (Bessel and Airy functions), ``gamma.py`` (incomplete gamma, zeta) and ``polynomials.py``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from torch_max_backend.aten_functions.elementary import (
     polynomial,
     with_sign_of,
 )
-from torch_max_backend.aten_functions.pointwise import arithmetic_operands, promised, rounded, unary
+from torch_max_backend.aten_functions.pointwise import arithmetic_operands, rounded, unary
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.errors import Unsupported
 
 _add, _sub, _mul, _div = ops.add, ops.sub, ops.mul, ops.div
 
@@ -277,15 +276,6 @@ def trigamma(x: TensorValue) -> TensorValue:
     value = _add(value, _add(_add(inverse, _times(square, 0.5)), series))
     sine = ops.sin(_times(_fraction(x), math.pi))
     return ops.where(low, _sub(_div(number(math.pi**2, x), _mul(sine, sine)), value), value)
-
-
-# polygamma(int n, Tensor self) -> Tensor
-@map_to(aten.polygamma.default, limits="n = 0 and n = 1")
-def polygamma(n: int, self: TensorValue) -> TensorValue:
-    """Derivatives of digamma."""
-    if n not in (0, 1):
-        raise Unsupported(f"polygamma takes n = 0 or 1, got n = {n}")
-    return in_float64(digamma if n == 0 else trigamma)(promised(self))
 
 
 # -- modified Bessel functions -------------------------------------------------------------------------------------
