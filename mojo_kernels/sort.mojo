@@ -1,4 +1,4 @@
-"""Stable sorting, selection and binary search along the rows of a matrix.
+"""Stable sorting and binary search along the rows of a matrix.
 
 Elements are compared by integer keys that have torch's order: NaN is the largest number, and the two zeros are equal.
 Keys of a descending order are inverted, so that every loop here ascends.
@@ -197,58 +197,6 @@ struct Sort[descending: Bool]:
                 return SIMD[values.dtype, lanes](x[row, Int(place)])
 
             foreach[target=target, simd_width=1](value_at, values, ctx)
-
-
-@extensibility.register("tmb_top_k")
-struct TopK[largest: Bool]:
-    """The few largest or smallest elements of every row in order, and where they stand. The last output is scratch.
-
-    One pass over a row, on a CPU: an element that belongs among the best so far moves the worse ones up.
-    """
-
-    @staticmethod
-    def execute[
-        target: StaticString
-    ](
-        values: OutputTensor[rank=2, ...],
-        indices: OutputTensor[dtype=DType.int64, rank=2, ...],
-        keys: OutputTensor[rank=2, ...],
-        x: InputTensor[dtype=values.dtype, rank=2, ...],
-        ctx: DeviceContext,
-    ) raises:
-        comptime assert target == "cpu", "tmb_top_k runs on CPUs"
-        comptime K = keys.dtype
-        var rows = x.dim_size(0)
-        var n = x.dim_size(1)
-        var k = values.dim_size(1)
-        if k == 0:
-            return
-        var chunks = min(rows, 16) if rows * n > 4096 else min(rows, 1)
-        var each = ceildiv(rows, max(chunks, 1))
-        var all_keys = keys.unsafe_ptr()
-        var all_places = indices.unsafe_ptr()
-
-        def select_rows(chunk: Int) {
-            var x, var n, var k, var rows, var each, var values, var all_keys, var all_places
-        }:
-            for row in range(chunk * each, min((chunk + 1) * each, rows)):
-                var best = all_keys.unsafe_offset(row * k)
-                var places = all_places.unsafe_offset(row * k)
-                for i in range(n):
-                    var key = key_of[values.dtype, K, Self.largest](x[row, i])
-                    if i >= k and key >= best[unsafe_offset=k - 1]:
-                        continue
-                    var j = min(i, k - 1)
-                    while j > 0 and best[unsafe_offset=j - 1] > key:
-                        best[unsafe_offset=j] = best[unsafe_offset=j - 1]
-                        places[unsafe_offset=j] = places[unsafe_offset=j - 1]
-                        j -= 1
-                    best[unsafe_offset=j] = key
-                    places[unsafe_offset=j] = Int64(i)
-                for i in range(k):
-                    values[row, i] = x[row, Int(places[unsafe_offset=i])]
-
-        sync_parallelize(select_rows, chunks)
 
 
 @extensibility.register("tmb_search_sorted")

@@ -216,3 +216,9 @@ def test_the_table_lists_every_option_with_a_meaning() -> None:
         assert kind
         assert default
         assert meaning.endswith(".")
+
+
+def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PREFIX + "FALBACK", "error")
+    with pytest.warns(UserWarning, match="TORCH_MAX_BACKEND_FALBACK is not an option; did you mean .*_FALLBACK"):
+        resolve()

@@ -50,3 +50,11 @@ class LoweringError(MaxBackendError, RuntimeError):
 
 class CompileError(MaxBackendError, RuntimeError):
     """MAX could not compile a region. Carries the compiler's diagnostics."""
+
+
+class ExecutionError(MaxBackendError, RuntimeError):
+    """A compiled region raised while it ran: a zero divisor of integers, or a failure of the engine."""
+
+
+class OutOfRangeError(ExecutionError, IndexError):
+    """An index lies outside its tensor. Torch raises ``IndexError`` or ``RuntimeError``, by op; this is both."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
@@ -68,6 +70,7 @@ def resolve(options: Mapping[str, Any] | None = None, mode: str | None = None) -
                 f"unknown option {key!r} for backend 'max_backend'{_nearest(key, FIELDS)}; "
                 f"the options are {', '.join(FIELDS)}"
             )
+    _warn_of_unknown_variables(tuple(v for v in os.environ if v.startswith(PREFIX)))
     values = {}
     for name in FIELDS:
         variable = PREFIX + name.upper()
@@ -76,6 +79,15 @@ def resolve(options: Mapping[str, Any] | None = None, mode: str | None = None) -
         elif variable in os.environ:
             values[name] = _checked(name, _from_text(name, os.environ[variable], variable), f"variable {variable}")
     return Options(**values)
+
+
+@functools.cache
+def _warn_of_unknown_variables(found: tuple[str, ...]) -> None:
+    """Name variables that look like options and are none, once."""
+    known = [PREFIX + name.upper() for name in FIELDS] + [PREFIX + name for name in ENVIRONMENT_ONLY]
+    for variable in found:
+        if variable not in known:
+            warnings.warn(f"the variable {variable} is not an option{_nearest(variable, known)}", stacklevel=4)
 
 
 def flag(name: str) -> bool:

@@ -122,6 +122,29 @@ def foldable(x, y):
     )  # fmt: skip
 
 
+EXACT_OF_INTEGERS = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "lgamma"),
+    *("log10", "log1p", "log2", "reciprocal", "sin", "sqrt", "tanh"),
+)
+EXACT_OF_BOOLEANS = (
+    *("log", *EXACT_OF_INTEGERS),
+    *("cos", "cosh", "digamma", "i0", "rsqrt", "sigmoid", "sinc", "sinh", "tan"),
+)
+
+
+def exact_of_integers(x):
+    """Results that torch rounds correctly (of numbers as small as these) agree to the last bit."""
+    return [getattr(torch, name)(x) for name in EXACT_OF_INTEGERS]
+
+
+def exact_of_booleans(x):
+    return [getattr(torch, name)(x) for name in EXACT_OF_BOOLEANS]
+
+
+def whole_powers(x, y):
+    return torch.float_power(x, y), x.double() ** y, torch.float_power(x, 11), torch.float_power(3, y)
+
+
 CASES = [
     Case("foldable", foldable, pairs()),
     Case("foldable_bf16", foldable, pairs(BF16)),
@@ -136,6 +159,9 @@ CASES = [
     Case("integers_i32_wrap", integers, (torch.tensor([2**31 - 1, -(2**31), 5]).int(), torch.tensor([2, 3, -7]).int())),
     Case("integers_i8_wrap", integers, (torch.tensor([127, -128, 5]).to(I8), torch.tensor([2, 3, -7]).to(I8))),
     Case("integers_u8_wrap", integers, (torch.tensor([255, 0, 5]).to(U8), torch.tensor([2, 3, 7]).to(U8))),
+    Case("exact_of_integers", exact_of_integers, (ints(4, 9, low=-9, high=10),), exact=True),
+    Case("exact_of_booleans", exact_of_booleans, (bools(4, 9),), exact=True),
+    Case("whole_powers", whole_powers, (ints(4, 9, low=-7, high=8), ints(4, 9, low=0, high=9)), exact=True),
     Case("integers_to_floats", to_floats, (ints(3, 5),)),
     Case("uint8_to_floats", to_floats, (ints(3, 5, low=0, high=9, dtype=U8),)),
     Case("bool_sums", lambda a, b: (a + b, a * b, a + 1, a * 2.5, a / b.add(1), -(a.int())), (bools(9), bools(9))),

@@ -56,9 +56,19 @@ def tops(x):
     )
 
 
-def top_values(x):
-    """Equal elements: torch names any of them, so only values are compared."""
-    return x.topk(5).values, x.topk(3, largest=False).values, x.kthvalue(4).values, x.topk(2, 0).values
+def tied_tops(x):
+    """Of equal elements those that torch's algorithms come upon: heaps of few, partitions of many."""
+    n = x.shape[1]
+    return (
+        *x.topk(n // 70),
+        *x.topk(n // 64, largest=False),
+        *x.topk(n // 3),
+        *x.topk(n // 2, largest=False),
+        *x.topk(n - 1, sorted=False),
+        *x.topk(n),
+        *x.kthvalue(n // 2),
+        *x.kthvalue(max(n // 5, 1)),
+    )
 
 
 def medians(x):
@@ -129,7 +139,16 @@ def zero_dim(x):
 
 
 def empties(x):
-    return *x.sort(1), *x.sort(0), *x.topk(0), x.cumprod(1), *x.cummax(0), x.median(), x.logcumsumexp(0)
+    return (
+        *x.sort(1),
+        *x.sort(0),
+        *x.topk(0),
+        x.cumprod(1),
+        *x.cummax(0),
+        x.median(),
+        x.long().median(),
+        x.logcumsumexp(0),
+    )
 
 
 def dynamic_sorts(x, edges):
@@ -166,9 +185,13 @@ CASES = [
     Case("sort_5000", long_sorts, (randn(1, 5000, dtype=BF16),)),
     Case("tops_i64", tops, (distinct(5, 9, torch.int64),)),
     Case("tops_bf16", tops, (distinct(5, 9, BF16),)),
-    Case("tops_nan", top_values, (ROWS,)),
-    Case("tops_f64_nan", top_values, (ROWS.to(F64),)),
-    Case("tops_ties", top_values, (ints(6, 9),)),
+    Case("tops_nan", tied_tops, (ROWS,)),
+    Case("tops_f64_nan", tied_tops, (ROWS.to(F64),)),
+    Case("tops_ties", tied_tops, (ints(6, 9),)),
+    Case("tops_ties_140", tied_tops, (ints(20, 140),)),
+    Case("tops_ties_1000", tied_tops, (ints(9, 1000, low=-20, high=20),)),
+    Case("tops_ties_u8", tied_tops, (ints(4, 130, low=0, high=3, dtype=torch.uint8),)),
+    Case("tops_sorted_runs", tied_tops, (torch.arange(3 * 256).reshape(3, 256) // 7,)),
     Case("tops_long", lambda x: (*x.topk(8), *x.topk(100), *x.topk(64, largest=False)), (distinct(40, 700),)),
     Case("medians_f32", medians, (distinct(5, 8),)),
     Case("medians_i64", medians, (distinct(5, 9, torch.int64),)),

@@ -305,6 +305,8 @@ def pow_float(x: TensorValue, y: TensorValue) -> TensorValue:
     undefined = both(less(x, zero), ops.logical_not(whole), ops.logical_not(ops.is_inf(x)))
     undefined = either(undefined, ops.is_nan(x), ops.is_nan(y))
     is_one = either(ops.equal(y, zero), ops.equal(x, one), both(ops.equal(ops.abs(x), one), ops.is_inf(y)))
+    if exact:
+        signed = _rounded_if(both(whole, ops.equal(ops.trunc(x), x)), signed, size)
     result = ops.where(is_one, one, ops.where(undefined, number(NAN, x), signed))
     return cast(result, dtype)
 
@@ -315,8 +317,16 @@ def pow_of_positive(base: float, y: TensorValue) -> TensorValue:
     if base == 1.0:
         return ops.broadcast_to(number(1, y), y.shape)
     exponent = ops.mul(wide, number(math.log(base), wide))
-    size = exp(exponent) if y.dtype == DType.float64 else ops.exp(exponent)
-    return keep_nan(y, cast(size, y.dtype))
+    if y.dtype != DType.float64:
+        return keep_nan(y, cast(ops.exp(exponent), y.dtype))
+    size = exp(exponent)
+    return keep_nan(y, _rounded_if(ops.equal(ops.trunc(y), y), size, size) if base == int(base) else size)
+
+
+def _rounded_if(whole: TensorValue, value: TensorValue, size: TensorValue) -> TensorValue:
+    """Powers of whole numbers to whole exponents are whole: their last rounding error is taken out."""
+    is_exact = both(whole, ops.greater(number(2.0**52, size), size), ops.greater(size, number(0.5, size)))
+    return ops.where(is_exact, ops.round(value), value)
 
 
 # -- series --------------------------------------------------------------------------------------------------------

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
 from max.dtype import DType
 from max.graph import TensorValue, ops
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.aten_functions import elementary
-from torch_max_backend.aten_functions.common import cast, promote, tensor
+from torch_max_backend.aten_functions.common import cast, constant, promote, tensor
 from torch_max_backend.aten_functions.context import out_dtype, promise
 from torch_max_backend.aten_functions.dtypes import Operand, accumulator
 from torch_max_backend.aten_functions.elementary import either, in_accumulator, less, number
@@ -109,14 +112,32 @@ def div(self: Operand, other: Operand) -> TensorValue:
 
 
 # -- one float in, one float out -----------------------------------------------------------------------------------
-def unary(op: object, function: Unary, how: How = "composition") -> None:
-    """Register a function of floats. Integers and booleans are first cast to the promised float dtype."""
+def unary(op: OpOverload, function: Unary, how: How = "composition", integers: bool = True) -> None:
+    """Register a function of floats.
+
+    Of a boolean it has two values: torch computes them while the graph is built. Of integers it is computed in float64
+    and rounded once, which is what torch's accurate kernels give; ``integers=False`` leaves integers to torch where its
+    kernel rounds in another way.
+    """
 
     def lowering(self: TensorValue) -> TensorValue:
-        return in_accumulator(function)(cast(self, out_dtype()))
+        if self.dtype.is_float():
+            return in_accumulator(function)(self)
+        if self.dtype == DType.bool:
+            with _disable_current_modes():  # torch is tracing: these values are real
+                of_false, of_true = op(torch.tensor([False, True])).tolist()
+            choices = (constant(v, out_dtype(), self.device) for v in (of_true, of_false))
+            return ops.where(self, *choices)
+        return rounded(function(cast(self, DType.float64)))
 
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op, how=how)(lowering)
+    map_to(op, how=how, supports=None if integers else _only_floats)(lowering)
+
+
+def _only_floats(self: torch.Tensor) -> str | None:
+    if self.is_floating_point() or self.dtype == torch.bool:
+        return None
+    return f"an integer argument, whose result torch rounds in its own way; got {self.dtype}"
 
 
 def reciprocal(x: TensorValue) -> TensorValue:
@@ -127,19 +148,19 @@ def reciprocal(x: TensorValue) -> TensorValue:
 # name(Tensor self) -> Tensor
 unary(aten.exp.default, elementary.exp)
 unary(aten.tanh.default, elementary.tanh)
-unary(aten.sigmoid.default, elementary.sigmoid)
+unary(aten.sigmoid.default, elementary.sigmoid, integers=False)
 unary(aten.reciprocal.default, reciprocal)
 for _op, _function in (
     (aten.log.default, ops.log),
     (aten.log1p.default, ops.log1p),
     (aten.sin.default, ops.sin),
-    (aten.cos.default, ops.cos),
     (aten.sqrt.default, ops.sqrt),
-    (aten.rsqrt.default, ops.rsqrt),
     (aten.erf.default, ops.erf),
     (aten.atanh.default, ops.atanh),
 ):
     unary(_op, _function, how="max")
+unary(aten.cos.default, ops.cos, how="max", integers=False)
+unary(aten.rsqrt.default, ops.rsqrt, how="max", integers=False)
 
 
 # -- sign ----------------------------------------------------------------------------------------------------------

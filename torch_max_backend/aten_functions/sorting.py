@@ -6,6 +6,8 @@ with ``<`` and so misplaces NaN, and it sorts whole rows on a CPU; sorting and s
 
 from __future__ import annotations
 
+import math
+
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
@@ -13,8 +15,8 @@ from torch_max_backend.aten_functions.common import (
     axis_of,
     cast,
     constant,
+    full,
     iota,
-    known,
     mojo_op,
     move_axis,
     numel,
@@ -35,9 +37,6 @@ _KEYS = {
     DType.float16: DType.int16,
     DType.bfloat16: DType.int16,
 }
-
-# Selection keeps the best elements in order as it goes; beyond this many, sorting the row is cheaper.
-_MOST_SELECTED = 64
 
 Pair = tuple[TensorValue, TensorValue]
 
@@ -66,19 +65,20 @@ def sort_rows(rows: TensorValue, descending: bool) -> Pair:
     return values, indices
 
 
-def _top_rows(rows: TensorValue, k: int | Dim, largest_first: bool) -> Pair:
-    """The first ``k`` elements of every row in order, and where they come from."""
-    known = static(k)
-    if rows.device.is_cpu() and known is not None and known <= _MOST_SELECTED:
-        shape = [rows.shape[0], Dim(k)]
-        outputs = [(rows.dtype, shape), (DType.int64, shape), (_KEYS.get(rows.dtype, rows.dtype), shape)]
-        values, indices, _ = mojo_op("tmb_top_k", [rows], outputs, {"largest": largest_first})
-        return values, indices
-    values, indices = sort_rows(rows, largest_first)
-    return _columns(values, 0, k), _columns(indices, 0, k)
+def _select_rows(rows: TensorValue, k: int | Dim, how: str, largest_first: bool) -> Pair:
+    """Elements of every row by rank, and where they come from, equal ones in torch's order; on a CPU.
+
+    ``how`` is ``sorted`` or ``unsorted`` for the first ``k`` elements, ``kth`` for the one of rank ``k``.
+    """
+    wanted = [rows.shape[0], Dim(1 if how == "kth" else k)]
+    key = _KEYS.get(rows.dtype, rows.dtype)
+    outputs = [(rows.dtype, wanted), (DType.int64, wanted), (key, rows.shape), (DType.int64, rows.shape)]
+    rank = reshape(tensor(k, DType.int64, rows.device), [1])
+    values, indices, *_ = mojo_op("tmb_select", [rows, rank], outputs, {"how": how, "descending": largest_first})
+    return values, indices
 
 
-def _columns(rows: TensorValue, start: int, stop: int | Dim) -> TensorValue:
+def _columns(rows: TensorValue, start: int | Dim, stop: int | Dim) -> TensorValue:
     return ops.slice_tensor(rows, [slice(None), (slice(start, stop), Dim(stop) - start)])
 
 
@@ -98,16 +98,23 @@ def sort_stable(self: TensorValue, stable: bool | None, dim: int = -1, descendin
 # topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
 @map_to(aten.topk.default, how="mojo")
 def topk(self: TensorValue, k: int | Dim, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
-    values, indices = _top_rows(_rows(self, dim), k, largest)
+    rows = _rows(self, dim)
+    if rows.device.is_cpu():
+        values, indices = _select_rows(rows, k, "sorted" if sorted else "unsorted", largest)
+    else:
+        values, indices = (_columns(part, 0, k) for part in sort_rows(rows, largest))
     return _restored(values, self, dim, 0), _restored(indices, self, dim, 1)
 
 
 # kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
 @map_to(aten.kthvalue.default, how="mojo")
 def kthvalue(self: TensorValue, k: int | Dim, dim: int = -1, keepdim: bool = False) -> Pair:
-    k = known(k, "k")
-    values, indices = _top_rows(_rows(self, dim), k, False)
-    return _restored(_columns(values, k - 1, k), self, dim, 0), _restored(_columns(indices, k - 1, k), self, dim, 1)
+    rows = _rows(self, dim)
+    if rows.device.is_cpu():
+        values, indices = _select_rows(rows, k, "kth", False)
+    else:
+        values, indices = (_columns(part, k - 1, k) for part in sort_rows(rows, False))
+    return _restored(values, self, dim, 0), _restored(indices, self, dim, 1)
 
 
 # -- medians ---------------------------------------------------------------------------------------------------------
@@ -136,23 +143,21 @@ def _median(x: TensorValue, dim: int, skip_nan: bool) -> Pair:
 
 
 def _median_of_all(x: TensorValue, skip_nan: bool) -> TensorValue:
+    if 0 in [static(d) for d in x.shape]:  # NaN, and for integers what C++ makes of it
+        whole = -(1 << 8 * x.dtype.size_in_bytes - 1) if x.dtype in (DType.int32, DType.int64) else 0
+        return full(math.nan if x.dtype.is_float() else whole, [], out_dtype(), x.device)
     values, _ = sort_rows(_rows(reshape(x, [numel(x.shape)]), 0), False)
     return reshape(cast(_at(values, _median_place(values, skip_nan)), out_dtype()), out_shape())
 
 
-def _not_empty(self: object, *rest: object, **options: object) -> str | None:
-    size = self.numel()  # type: ignore[attr-defined]
-    return "the median of nothing is not defined for integers, got an empty tensor" if size == 0 else None
-
-
 # median(Tensor self) -> Tensor
-@map_to(aten.median.default, how="mojo", supports=_not_empty)
+@map_to(aten.median.default, how="mojo")
 def median(self: TensorValue) -> TensorValue:
     return _median_of_all(self, False)
 
 
 # nanmedian(Tensor self) -> Tensor
-@map_to(aten.nanmedian.default, how="mojo", supports=_not_empty)
+@map_to(aten.nanmedian.default, how="mojo")
 def nanmedian(self: TensorValue) -> TensorValue:
     return _median_of_all(self, True)
 

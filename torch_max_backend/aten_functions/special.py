@@ -240,7 +240,23 @@ def lgamma(x: TensorValue) -> TensorValue:
     reflected = _sub(_sub(number(math.log(math.pi), x), ops.log(sine)), value)
     value = ops.where(negative, reflected, value)
     pole = both(ops.greater_equal(number(0, x), x), ops.equal(x, ops.round(x)))
+    value = _select(either(_is(x, 1.0), _is(x, 2.0)), 0.0, value)
     return _select(either(ops.is_inf(x), pole), INF, value)
+
+
+# special_entr(Tensor self) -> Tensor
+def entr(x: TensorValue) -> TensorValue:
+    """-x log x, 0 at zero, -inf below."""
+    value = _select(_is(x, 0.0), 0.0, ops.negate(_mul(x, ops.log(x))))
+    return keep_nan(x, _select(_below(x, 0.0), -INF, value))
+
+
+# special_log_ndtr(Tensor self) -> Tensor
+def log_ndtr(x: TensorValue) -> TensorValue:
+    """The logarithm of the normal distribution function: by erfcx far below zero, where that function vanishes."""
+    root = _times(x, math.sqrt(0.5))
+    far = _sub(ops.log(_times(erfcx(ops.negate(root)), 0.5)), _mul(root, root))
+    return _select(_below(x, -1.0), far, ops.log1p(_times(erfc(root), -0.5)))
 
 
 def digamma(x: TensorValue) -> TensorValue:
@@ -315,7 +331,7 @@ def _scaled_up(scaled: TensorValue, x: TensorValue) -> TensorValue:
 
 # name(Tensor self) -> Tensor
 unary(aten.expm1.default, expm1)
-unary(aten.tan.default, tan)
+unary(aten.tan.default, tan, integers=False)
 for _op, _function in (
     (aten.log2.default, log2),
     (aten.log10.default, log10),
@@ -323,22 +339,27 @@ for _op, _function in (
     (aten.acos.default, acos),
     (aten.asin.default, asin),
     (aten.atan.default, atan),
-    (aten.sinh.default, sinh),
-    (aten.cosh.default, cosh),
     (aten.asinh.default, asinh),
     (aten.acosh.default, acosh),
     (aten.erfc.default, erfc),
-    (aten.special_erfcx.default, erfcx),
     (aten.erfinv.default, erfinv),
     (aten.special_ndtri.default, ndtri),
     (aten.lgamma.default, lgamma),
+):
+    unary(_op, in_float64(_function))
+for _op, _function in (
+    (aten.sinh.default, sinh),
+    (aten.cosh.default, cosh),
+    (aten.special_erfcx.default, erfcx),
     (aten.digamma.default, digamma),
+    (aten.special_entr.default, entr),
+    (aten.special_log_ndtr.default, log_ndtr),
     (aten.i0.default, i0),
     (aten.special_i0e.default, i0e),
     (aten.special_i1.default, i1),
     (aten.special_i1e.default, i1e),
 ):
-    unary(_op, in_float64(_function))
+    unary(_op, in_float64(_function), integers=False)
 
 
 # -- two operands --------------------------------------------------------------------------------------------------
@@ -394,4 +415,4 @@ def sinc(x: TensorValue) -> TensorValue:
     return _select(_is(x, 0.0), 1.0, _div(ops.sin(turn), turn))
 
 
-unary(aten.sinc.default, sinc)
+unary(aten.sinc.default, sinc, integers=False)

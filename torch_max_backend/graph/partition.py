@@ -17,7 +17,7 @@ from torch import fx
 
 from torch_max_backend.graph.classify import Runner, Verdict, classify
 from torch_max_backend.graph.region import Port, Region, is_getitem
-from torch_max_backend.graph.tensors import order_of, storage_key, tensors_of, user_line, value_of
+from torch_max_backend.graph.tensors import order_of, storage_key, symbols_of, tensors_of, user_line, value_of
 
 VIEWS = frozenset(
     getattr(torch.ops.aten, name)
@@ -108,13 +108,18 @@ class _Cut:
         return verdict.runner if verdict else None
 
     def _floating(self) -> set[fx.Node]:
-        """MAX nodes that may be repeated: constants, and views of inputs and of other floating nodes."""
+        """MAX nodes that may be repeated: constants, and views of inputs and of other floating nodes.
+
+        Not those that take a number which a torch node reads from a tensor: it is known only after that node.
+        """
         found: set[fx.Node] = set()
+        known = {s for n in self.graph.nodes if n.op == "placeholder" for s in symbols_of(value_of(n))}
         for node in self.graph.nodes:
             if self.runner(node) is not Runner.MAX:
                 continue
             tensors = [n for n in node.all_input_nodes if tensors_of(value_of(n))]
             free = all(n in found or n.op in ("placeholder", "get_attr") for n in tensors)
+            free = free and all(symbols_of(value_of(n)) <= known for n in node.all_input_nodes)
             if free and (not tensors or getattr(node.target, "overloadpacket", None) in VIEWS):
                 found.add(node)
         return found

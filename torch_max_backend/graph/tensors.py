@@ -99,6 +99,19 @@ def tensors_of(value: object) -> list[torch.Tensor]:
     return []
 
 
+def symbols_of(value: object) -> set[sympy.Symbol]:
+    """The symbols in a number, or in the sizes and strides of all tensors inside a node's value."""
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return set(expr_of(value).free_symbols)
+    return {
+        symbol
+        for tensor in tensors_of(value)
+        if tensor.layout is torch.strided
+        for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        for symbol in expr_of(size).free_symbols
+    }
+
+
 def user_line(node: fx.Node) -> str:
     """Where in the user's program the node comes from: ``file:line, in function: code``, or an empty string."""
     lines = [ln.strip() for ln in (node.meta.get("stack_trace") or "").strip().splitlines()]

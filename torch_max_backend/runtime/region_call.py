@@ -9,6 +9,7 @@ import torch
 from max.driver import Buffer
 from max.engine import Model
 
+from torch_max_backend.errors import ExecutionError, OutOfRangeError
 from torch_max_backend.graph.region import Region
 from torch_max_backend.graph.tensors import tensors_of, value_of
 from torch_max_backend.runtime.exchange import StreamOrder, number, size_carrier, to_buffer, to_tensor
@@ -97,7 +98,10 @@ class RegionCall:
         buffers = self.buffers_for(static, dynamic, sizes, scalars, kept, written)
         for order_streams in self._streams:
             order_streams.before()
-        results = [to_tensor(b) for b in self.execute(buffers)]
+        try:
+            results = [to_tensor(b) for b in self.execute(buffers)]
+        except Exception as error:  # the engine raises ValueError and others for what a kernel raised
+            raise execution_error(error) from error
         for order_streams in self._streams:
             order_streams.after()
         for original, dense in written:
@@ -161,6 +165,14 @@ class RegionCall:
                 if k not in self._may_alias:  # found in the first call: so it will be in every one
                     self._may_alias = [*self._may_alias, k]
         self._checked = True
+
+
+def execution_error(error: Exception) -> ExecutionError:
+    """The error for what went wrong in a kernel, of the kind that torch raises."""
+    text = " ".join(str(error).split())
+    words = text.lower()
+    kind = OutOfRangeError if "out of bound" in words or "out of range" in words else ExecutionError
+    return kind(f"a compiled region failed: {text}")
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
