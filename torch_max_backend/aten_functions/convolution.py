@@ -17,7 +17,7 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.graph.type import FilterLayout
 
-from torch_max_backend.aten_functions.common import cast, full, mojo_op, numel, permute, rebind, reshape, static
+from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, numel, permute, rebind, reshape, static
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.matmul import product
@@ -63,10 +63,7 @@ def _filter_last(weight: TensorValue) -> TensorValue:
 
 def _ints(name: str, values: Sequence[int | Dim], rank: int) -> tuple[int, ...]:
     """One number per spatial size; torch repeats a single one."""
-    numbers = [static(v) for v in values]
-    if any(n is None for n in numbers):
-        raise Unsupported(f"{name} must be known at compile time, got {list(values)}")
-    found = tuple(n for n in numbers if n is not None)
+    found = tuple(known(v, name) for v in values)
     return found * rank if len(found) == 1 else found
 
 
@@ -129,7 +126,7 @@ def _convolve_transposed(x: TensorValue, weight: TensorValue, window: Window, si
     ``sizes`` may be any that the geometry allows: it stands for torch's output padding, which is less than the stride
     or the dilation.
     """
-    kernel = [_known(k) for k in weight.shape[2:]]
+    kernel = [known(k, "the filter's size") for k in weight.shape[2:]]
     spare = [max(s, d) - 1 for s, d in zip(window.stride, window.dilation, strict=True)]
     if any(s > 1 and d > 1 for s, d in zip(window.stride, window.dilation, strict=True)):
         x, window = _spread(x, window)
@@ -148,13 +145,6 @@ def _convolve_transposed(x: TensorValue, weight: TensorValue, window: Window, si
     for i, (p, s, f, size) in enumerate(zip(padding, stride, first, sizes, strict=True)):
         y = cut_axis(y, 2 + i, p - s * f, size)
     return y
-
-
-def _known(size: Dim | int) -> int:
-    number = static(size)
-    if number is None:
-        raise Unsupported(f"the filter's sizes must be known at compile time, got {size}")
-    return number
 
 
 def _spread(x: TensorValue, window: Window) -> tuple[TensorValue, Window]:
@@ -316,7 +306,7 @@ def _weight_gradient(small: TensorValue, image: TensorValue, weight: TensorValue
     Every tap's gradient is a sum over the batch and all positions; the taps are laid side by side, so that all of them
     are one product of matrices.
     """
-    kernel = [_known(k) for k in weight.shape[2:]]
+    kernel = [known(k, "the filter's size") for k in weight.shape[2:]]
     groups, sizes = window.groups, list(small.shape[2:])
     features, channels = small.shape[1] // groups, image.shape[1] // groups
     positions = small.shape[0] * numel(sizes)

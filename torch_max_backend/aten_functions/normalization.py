@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
-from torch_max_backend.aten_functions.common import axis_of, cast, constant, full, numel, reshape, static
+from torch_max_backend.aten_functions.common import axis_of, cast, constant, full, known, numel, reshape
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.reductions import (
@@ -22,7 +22,6 @@ from torch_max_backend.aten_functions.reductions import (
     sum_axes,
 )
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.errors import Unsupported
 
 
 # -- layer norm ------------------------------------------------------------------------------------------------------
@@ -123,11 +122,8 @@ def native_group_norm(
 
 def _group_shapes(x: TensorValue, group: int) -> tuple[list[Dim], list[Dim]]:
     """``[N, group, C / group, HxW]``, and the shape that spreads a per-channel vector over it."""
-    channels = static(x.shape[1])
-    if channels is None:
-        # MAX fuses a broadcast over a symbolic C // group wrongly: channels get the scale of the first in their group.
-        raise Unsupported(f"group norm needs a number of channels that is known at compile time, got {x.shape[1]}")
-    each = Dim(channels // group)
+    # MAX fuses a broadcast over a symbolic C // group wrongly: channels get the scale of the first in their group.
+    each = Dim(known(x.shape[1], "the number of channels of group norm") // group)
     return [x.shape[0], Dim(group), each, numel(x.shape[2:])], [Dim(1), Dim(group), each, Dim(1)]
 
 

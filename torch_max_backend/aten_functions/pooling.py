@@ -33,7 +33,7 @@ from torch_max_backend.aten_functions.windows import (
     spread_axis,
     take,
 )
-from torch_max_backend.errors import Unsupported
+from torch_max_backend.errors import NeedsStatic, Unsupported
 
 Ints = Sequence[int]
 
@@ -370,7 +370,8 @@ def _bins(size: Dim, out: Dim) -> tuple[np.ndarray, np.ndarray] | None:
     if o == 1 or size == out or (s is not None and o is not None and s % o == 0):
         return None
     if s is None or o is None:
-        raise Unsupported(f"an adaptive size must be 1 or known at compile time with its input's, got {out} of {size}")
+        problem = f"an adaptive size must be 1 or known with its input's when the graph is built, got {out} of {size}"
+        raise NeedsStatic(problem, size, out)
     start = np.arange(o) * s // o
     return start, -(-(np.arange(1, o + 1) * s) // o) - start
 
