@@ -153,7 +153,7 @@ def empties(x):
 
 def dynamic_sorts(x, edges):
     return (
-        *x.sort(1, stable=True),
+        *x.sort(dim=1, stable=True),
         *x.topk(2),
         *x.topk(3, 0, largest=False),
         *x.median(1),
@@ -176,7 +176,11 @@ CASES = [
     Case("sorts_i32", sorts, (ints(7, 9, low=-(2**31), high=2**31, dtype=torch.int32),)),
     Case("sorts_u8", sorts, (ints(7, 9, low=0, high=256, dtype=torch.uint8),)),
     Case("sorts_bool", sorts, (bools(7, 9),)),
-    Case("sorts_3d", lambda x: (*x.sort(1, stable=True), *x.sort(0, descending=True, stable=True)), (ints(3, 4, 5),)),
+    Case(
+        "sorts_3d",
+        lambda x: (*x.sort(dim=1, stable=True), *x.sort(dim=0, descending=True, stable=True)),
+        (ints(3, 4, 5),),
+    ),
     Case("sort_special", lambda x: (*x.sort(), *x.sort(descending=True, stable=True)), (special(),), exact=True),
     Case("sort_33", long_sorts, (ints(3, 33),)),
     Case("sort_64", long_sorts, (ints(3, 64),)),

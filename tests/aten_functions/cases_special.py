@@ -41,7 +41,7 @@ def bessel(x):
 
 def everything(x):
     """One of each kind."""
-    return x.expm1(), x.log2(), x.atan(), x.asinh(), x.erfc(), x.erfinv(), x.lgamma(), x.digamma(), torch.i0(x)
+    return x.expm1(), x.log2(), x.atan(), x.asinh(), x.erfc(), x.erfinv(), x.lgamma()
 
 
 def binary(a, b):
@@ -96,7 +96,7 @@ CASES = [
     Case("binary_f64", binary, (randn(5, 7, scale=3, dtype=F64), randn(5, 7, scale=3, dtype=F64))),
     Case("binary_bf16", binary, (randn(5, 7, dtype=BF16), randn(5, 7, dtype=BF16))),
     Case("ldexp", lambda x, n: (torch.ldexp(x, n), torch.ldexp(x, n.float())), (randn(40), ints(40))),
-    Case("integers", lambda x: (*everything(x), *circular(x), *hyperbolic(x)), (ints(9, low=1, high=5),)),
+    Case("integers", everything, (ints(9, low=1, high=5),)),
     Case("zero_dim", everything, (rand(),)),
     Case("empty", everything, (torch.ones(0, 3),)),
     Case("logit", lambda x: (s.logit(x), s.logit(x, 0.1), s.entr(x), s.expit(x)), (PROBABILITY[1:40],)),

@@ -33,7 +33,7 @@ MANY_ROWS = 25  # torch multiplies matrices from here on, if not told otherwise
 ALWAYS, NEVER = 1, 2
 
 
-def _number(value: float, like: TensorValue) -> TensorValue:
+def _number(value: int | float, like: TensorValue) -> TensorValue:
     return constant(value, like.dtype, like.device)
 
 

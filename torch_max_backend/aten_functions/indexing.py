@@ -207,8 +207,17 @@ def _write_along(
     return reshape(write_rows(x, axis + 1, positions, updates, reduce, include_self), self.shape)
 
 
+def _same_rank(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: object = 1
+) -> str | None:
+    """Tracing does not look at it; torch refuses it when it runs."""
+    if source.dim() == self.dim():
+        return None
+    return f"a source with the dimensions of self, {self.dim()}; got {source.dim()}"
+
+
 # index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor
-@map_to(aten.index_add.default)
+@map_to(aten.index_add.default, supports=_same_rank)
 def index_add(
     self: TensorValue, dim: int, index: TensorValue, source: TensorValue, *, alpha: int | float = 1
 ) -> TensorValue:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
@@ -213,9 +214,14 @@ def searchsorted(
     return _search(sorted_sequence, _as_tensor(self, sorted_sequence), right or side == "right")
 
 
+def _flat_boundaries(self: object, boundaries: torch.Tensor, **_: object) -> str | None:
+    """Tracing does not look at it; torch refuses it when it runs."""
+    return None if boundaries.dim() == 1 else f"boundaries of 1 dimension; got {boundaries.dim()}"
+
+
 # bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor
 # bucketize.Scalar(Scalar self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor
-@map_to(aten.bucketize.Tensor, aten.bucketize.Scalar, how="mojo")
+@map_to(aten.bucketize.Tensor, aten.bucketize.Scalar, how="mojo", supports=_flat_boundaries)
 def bucketize(
     self: TensorValue | bool | int | float, boundaries: TensorValue, out_int32: bool = False, right: bool = False
 ) -> TensorValue:
