@@ -3,94 +3,14 @@
 import extensibility
 from extensibility import InputTensor, OutputTensor, foreach
 from max.gpu.host import DeviceContext
-from std.math import floor, round, sqrt
+from std.math import floor, sqrt
 from std.utils.coord import Coord
 from std.utils.numerics import inf, isinf, isnan, nan
 
-comptime F64 = Float64
+from .float64 import F64, exp, log, log1p_minus, polynomial, power
+
 comptime EPSILON: F64 = 1.1102230246251565e-16
 comptime SQRT_TWO_PI: F64 = 2.5066282746310002
-
-
-# -- elementary functions ------------------------------------------------------------------------------------------
-# Mojo's float64 exp has nine digits. These have sixteen, on every device.
-def polynomial[*coefficients: F64](x: F64) -> F64:
-    """Horner's rule; the constant term comes first."""
-    comptime count = len(coefficients)
-    var value: F64 = coefficients[count - 1]
-    comptime for i in range(1, count):
-        value = value.fma(x, coefficients[count - 1 - i])
-    return value
-
-
-def power_of_two(exponent: Int64) -> F64:
-    """`2**exponent` for -1022 to 1023."""
-    return F64(from_bits=((exponent + 1023) << 52).cast[DType.uint64]())
-
-
-def exp(x: F64) -> F64:
-    """The exponential function."""
-    if isnan(x):
-        return x
-    if x > 709.79:
-        return inf[DType.float64]()
-    if x < -745.2:
-        return 0
-    var turns = round(x * 1.4426950408889634)
-    # log(2) in two parts, the first of which has few enough bits for exact products.
-    var rest = turns.fma(-0.6931471803691238, x)
-    rest = turns.fma(-1.9082149292705877e-10, rest)
-    var value = polynomial[
-        1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
-        1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800,
-    ](rest)  # fmt: skip
-    var half = turns.cast[DType.int64]() >> 1
-    return value * power_of_two(half) * power_of_two(turns.cast[DType.int64]() - half)
-
-
-def atanh_tail(s: F64) -> F64:
-    """`atanh(s)/s - 1` for `abs(s)` below 0.18."""
-    var z = s * s
-    return z * polynomial[
-        1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21, 1.0 / 23
-    ](z)  # fmt: skip
-
-
-def log(x: F64) -> F64:
-    """The natural logarithm of a normal number that is not negative."""
-    if x == 0:
-        return -inf[DType.float64]()
-    if isnan(x) or isinf(x):
-        return x
-    var bits = x.to_bits().cast[DType.int64]()
-    var exponent = (bits >> 52) - 1023
-    var m = F64(from_bits=((bits & 0xFFFFFFFFFFFFF) | (1023 << 52)).cast[DType.uint64]())
-    if m > 1.4142135623730951:
-        m *= 0.5
-        exponent += 1
-    var s = (m - 1) / (m + 1)
-    var near = (s + s).fma(atanh_tail(s), s + s)
-    var e = exponent.cast[DType.float64]()
-    return e.fma(0.6931471803691238, e.fma(1.9082149292705877e-10, near))
-
-
-def log1p_minus(x: F64) -> F64:
-    """`log(1 + x) - x` without cancellation, for x > -1."""
-    if abs(x) > 0.3:
-        return log(1 + x) - x
-    var s = x / (2 + x)
-    return (s + s) * atanh_tail(s) - x * s
-
-
-def power(base: F64, exponent: F64) -> F64:
-    """`base**exponent`; a negative base takes a whole exponent, the base 0 a positive one."""
-    var size = abs(base)
-    if size == 1 and not isnan(exponent):
-        size = 1
-    else:
-        size = exp(exponent * log(size))
-    var half = exponent * 0.5
-    return -size if base < 0 and floor(half) != half else size
 
 
 # -- Hurwitz's zeta function ---------------------------------------------------------------------------------------

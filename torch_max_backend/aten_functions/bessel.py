@@ -8,7 +8,7 @@ from collections.abc import Callable
 from max.graph import TensorValue, ops
 
 from torch_max_backend.aten_functions import bessel_tables as tables
-from torch_max_backend.aten_functions import special
+from torch_max_backend.aten_functions import float64, special
 from torch_max_backend.aten_functions.common import cast
 from torch_max_backend.aten_functions.context import out_dtype
 from torch_max_backend.aten_functions.elementary import (
@@ -69,7 +69,7 @@ def _far(size: TensorValue, order: int, second: bool) -> TensorValue:
     t = _plus(_div(number(2 * _SPLIT**2, x), _mul(x, x)), -1.0)
     p = chebyshev(t, (tables.P0_FAR, tables.P1_FAR)[order])
     q = _div(chebyshev(t, (tables.Q0_FAR, tables.Q1_FAR)[order]), x)
-    sine, cosine = ops.sin(x), ops.cos(x)
+    sine, cosine = float64.sin(x), float64.cos(x)
     # sqrt(2) times cosine and sine of the phase x - (2 * order + 1) * pi / 4, by the addition theorem.
     total, distance = _add(sine, cosine), _sub(sine, cosine)
     cos_phase, sin_phase = (total, distance) if order == 0 else (distance, ops.negate(total))
@@ -118,7 +118,7 @@ def spherical_bessel_j0(x: TensorValue) -> TensorValue:
     """sin(x) / x."""
     series = [(-1) ** k / math.factorial(2 * k + 1) for k in range(7)]
     near = polynomial(_mul(x, x), series)
-    value = _select(_below(ops.abs(x), 0.5), near, _div(ops.sin(x), x))
+    value = _select(_below(ops.abs(x), 0.5), near, _div(float64.sin(x), x))
     return _select(ops.is_inf(x), 0.0, value)
 
 
@@ -203,7 +203,7 @@ def _airy_left(x: TensorValue) -> TensorValue:
     f = chebyshev(_plus(square, -1.0), tables.AIRY_F)
     g = _div(chebyshev(_plus(square, -1.0), tables.AIRY_G), phase)
     turned = _plus(phase, math.pi / 4)
-    return _div(_sub(_mul(f, ops.sin(turned)), _mul(g, ops.cos(turned))), divisor)
+    return _div(_sub(_mul(f, float64.sin(turned)), _mul(g, float64.cos(turned))), divisor)
 
 
 # name(Tensor self) -> Tensor

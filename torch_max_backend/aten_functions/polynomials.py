@@ -7,7 +7,7 @@ from collections.abc import Callable
 from max.dtype import DType
 from max.graph import TensorValue, ops
 
-from torch_max_backend.aten_functions import special
+from torch_max_backend.aten_functions import float64
 from torch_max_backend.aten_functions.common import broadcast_to, cast, mojo_op
 from torch_max_backend.aten_functions.context import out_shape
 from torch_max_backend.aten_functions.dtypes import Operand
@@ -34,21 +34,21 @@ def _half(x: TensorValue) -> TensorValue:
 
 
 def _closed_t(n: TensorValue, angle: TensorValue) -> TensorValue:
-    return _in_dtype(ops.cos, ops.mul(n, angle))
+    return _in_dtype(float64.cos, ops.mul(n, angle))
 
 
 def _closed_u(n: TensorValue, angle: TensorValue) -> TensorValue:
-    return ops.div(_in_dtype(ops.sin, ops.mul(_plus(n, 1.0), angle)), _in_dtype(ops.sin, angle))
+    return ops.div(_in_dtype(float64.sin, ops.mul(_plus(n, 1.0), angle)), _in_dtype(float64.sin, angle))
 
 
 def _closed_v(n: TensorValue, angle: TensorValue) -> TensorValue:
-    value = ops.div(_in_dtype(ops.cos, ops.mul(_plus(n, 0.5), angle)), _in_dtype(ops.cos, _half(angle)))
-    at_end = ops.equal(_in_dtype(ops.sin, _half(angle)), number(1, angle))
+    value = ops.div(_in_dtype(float64.cos, ops.mul(_plus(n, 0.5), angle)), _in_dtype(float64.cos, _half(angle)))
+    at_end = ops.equal(_in_dtype(float64.sin, _half(angle)), number(1, angle))
     return ops.where(at_end, ops.mul(_parity(n), _plus(ops.add(n, n), 1.0)), value)
 
 
 def _closed_w(n: TensorValue, angle: TensorValue) -> TensorValue:
-    value = ops.div(_in_dtype(ops.sin, ops.mul(_plus(n, 0.5), angle)), _in_dtype(ops.sin, _half(angle)))
+    value = ops.div(_in_dtype(float64.sin, ops.mul(_plus(n, 0.5), angle)), _in_dtype(float64.sin, _half(angle)))
     return ops.where(_at_upper_end(angle), _plus(ops.add(n, n), 1.0), value)
 
 
@@ -58,7 +58,7 @@ def _closed_shifted_w(n: TensorValue, angle: TensorValue) -> TensorValue:
 
 
 def _at_upper_end(angle: TensorValue) -> TensorValue:
-    return ops.equal(_in_dtype(ops.cos, _half(angle)), number(1, angle))
+    return ops.equal(_in_dtype(float64.cos, _half(angle)), number(1, angle))
 
 
 def _parity(n: TensorValue) -> TensorValue:
@@ -70,7 +70,7 @@ def _parity(n: TensorValue) -> TensorValue:
 def _chebyshev(kind: str, shifted: bool, closed_above: int, closed: Polynomial) -> Polynomial:
     def polynomial(x: TensorValue, n: TensorValue) -> TensorValue:
         point = _plus(ops.add(x, x), -1.0) if shifted else x
-        angle = _in_dtype(special.acos, point)
+        angle = _in_dtype(float64.acos, point)
         values = [point, n, closed(ops.trunc(n), angle)]
         parameters = {"kind": kind, "closed_above": closed_above}
         return mojo_op("tmb_chebyshev_polynomial", values, [(x.dtype, x.shape)], parameters)[0]
