@@ -137,6 +137,23 @@ def batch_norm_functional(x, w, b, m, v):
     return aten._native_batch_norm_legit_functional(x, w, b, m, v, True, 0.2, 1e-5)
 
 
+def batch_norm_updates(x, w, b, m, v):
+    return (
+        *aten._batch_norm_with_update(x, w, b, m, v, 0.2, 1e-5),
+        *aten._batch_norm_with_update_functional(x, w, b, m, v, 0.1, 1e-3),
+        *aten._batch_norm_no_update(x, w, b, m, v, 0.1, 1e-5),
+    )
+
+
+def batch_norm_update_backward(g, x, w, m, v):
+    _, mean, rstd, reserve = aten._batch_norm_with_update(x, w, w, m.clone(), v.clone(), 0.2, 1e-5)
+    all_three = [True, True, True]
+    return (
+        *aten.batch_norm_backward(g, x, w, m, v, mean, rstd, True, 1e-5, all_three, reserve),
+        *aten.batch_norm_backward(g, x, w, m, v, mean, rstd, False, 1e-5, all_three, reserve),
+    )
+
+
 def batch_norm_backward(g, x, w, m, v):
     dims = [0, *range(2, x.dim())]
     mean, rstd = x.float().mean(dims).to(m.dtype), (x.float().var(dims, correction=0) + 1e-5).rsqrt().to(m.dtype)
@@ -294,6 +311,8 @@ CASES = [
         why=ROUNDING,
     ),
     Case("batch_norm_functional", batch_norm_functional, (*IMAGE, *STATS)),
+    Case("batch_norm_updates", batch_norm_updates, (*IMAGE, *STATS)),
+    Case("batch_norm_update_backward", batch_norm_update_backward, (randn(3, 6, 4, 5), *IMAGE[:2], *STATS)),
     Case(
         "batch_norm_backward",
         batch_norm_backward,

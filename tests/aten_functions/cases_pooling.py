@@ -87,6 +87,15 @@ def means_three_sizes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
+def whole_means(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Means of integers are rounded towards zero."""
+    return (
+        *means(x),
+        F.avg_pool2d(x, 3, divisor_override=-2),
+        *means_three_sizes(x[:, :, None].expand(2, 3, 4, 9, 11)),
+    )
+
+
 def means_backward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     results = []
     for window in (
@@ -169,6 +178,8 @@ CASES = [
     Case("largest_backward_f32", largest_backward, (HARD.nan_to_num(),)),
     Case("largest_backward_f64", largest_backward, (randn(2, 3, 9, 11, dtype=F64),)),
     Case("means_f32", means, (IMAGE,)),
+    Case("means_i64", whole_means, (ints(2, 3, 9, 11, low=-99, high=99),)),
+    Case("means_i64_wraps", whole_means, (ints(2, 3, 9, 11, low=-(2**62), high=2**62),)),
     Case("means_f64", means, (randn(2, 3, 9, 11, dtype=F64),)),
     Case("means_bf16", means, (rand(2, 3, 9, 11, dtype=BF16),), atol=8e-3, why=ONCE),
     Case("means_not_finite", means, (HARD,)),

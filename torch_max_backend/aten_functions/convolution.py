@@ -20,6 +20,7 @@ from max.graph.type import FilterLayout
 from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, numel, permute, rebind, reshape, static
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
+from torch_max_backend.aten_functions.integer_convolution import convolve_integers
 from torch_max_backend.aten_functions.matmul import product
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.windows import cut_axis, pad_axis, spread_axis
@@ -202,8 +203,8 @@ def _interleave(y: TensorValue, stride: Ints) -> TensorValue:
 def _check(x: TensorValue, weight: TensorValue) -> None:
     if not 3 <= x.rank <= 5 or x.rank != weight.rank:
         raise Unsupported(f"1 to 3 spatial sizes with a batch, got {x.rank} and {weight.rank} dimensions")
-    if not x.dtype.is_float():
-        raise Unsupported(f"MAX convolves floating-point numbers, got {x.dtype}")
+    if x.dtype == DType.bool:
+        raise Unsupported("convolutions are of numbers, got torch.bool")
     if x.device.is_gpu() and x.dtype == DType.float64:
         raise Unsupported("on a GPU MAX convolves float32, float16 and bfloat16, got float64")
 
@@ -219,7 +220,7 @@ def _computed(x: TensorValue) -> TensorValue:
 
 # convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
 #   bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
-@map_to(aten.convolution.default, how="max", limits="floating point; 1 to 3 spatial sizes")
+@map_to(aten.convolution.default, how="max", limits="1 to 3 spatial sizes")
 def convolution(
     input: TensorValue,
     weight: TensorValue,
@@ -240,6 +241,9 @@ def convolution(
         if shift is not None:
             y = ops.add(y, reshape(shift, [shift.shape[0], *[1] * len(window.stride)]))
         return cast(y, out_dtype())
+    if not input.dtype.is_float():
+        geometry = {"s": window.stride, "p": window.padding, "d": window.dilation}
+        return convolve_integers(input, weight, bias, geometry, window.groups, transposed, out_shape())
     if not transposed:
         return cast(_convolve(x, w, shift, window), out_dtype())
     y = _convolve_transposed(x, w, window, out_shape()[2:])

@@ -256,14 +256,63 @@ def _native_batch_norm_legit_functional(
     y, mean, variance, rstd = _batch_norm(input, weight, bias, running_mean, running_var, training, eps)
     if not training:
         return _finish_all([y, *_saved(mean, rstd), running_mean, running_var])
-    size = count(input, _other_axes(input), variance.dtype)
+    moved = _moved_statistics(input, mean, variance, running_mean, running_var, momentum)
+    return _finish_all([y, *_saved(mean, rstd), *moved])
+
+
+def _moved_statistics(
+    x: TensorValue,
+    mean: TensorValue,
+    variance: TensorValue,
+    running_mean: TensorValue,
+    running_var: TensorValue,
+    momentum: float,
+) -> list[TensorValue]:
+    """The running mean and variance, moved towards those of the batch."""
+    size = count(x, _other_axes(x), variance.dtype)
     unbiased = variance * (size / (size - constant(1, size.dtype, size.device)))
-    moved = [
-        _per_channel(old, input, new.dtype) * constant(1 - momentum, new.dtype, new.device)
+    return [
+        _per_channel(old, x, new.dtype) * constant(1 - momentum, new.dtype, new.device)
         + new * constant(momentum, new.dtype, new.device)
         for old, new in ((running_mean, mean), (running_var, unbiased))
     ]
-    return _finish_all([y, *_saved(mean, rstd), *moved])
+
+
+# _batch_norm_with_update_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
+#     Tensor running_var, float momentum, float eps)
+#     -> (Tensor, Tensor, Tensor, Tensor, Tensor running_mean_out, Tensor running_var_out)
+@map_to(aten._batch_norm_with_update_functional.default)
+def _batch_norm_with_update_functional(
+    input: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    running_mean: TensorValue,
+    running_var: TensorValue,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorValue | None, ...]:
+    """In training; the fourth output is what a backward of other devices needs, and empty."""
+    y, mean, variance, rstd = _batch_norm(input, weight, bias, None, None, True, eps)
+    reserve = full(0, out_shape(3), out_dtype(3), input.device)
+    moved = _moved_statistics(input, mean, variance, running_mean, running_var, momentum)
+    return _finish_all([y, *_saved(mean, rstd), reserve, *moved])
+
+
+# _batch_norm_no_update(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
+#     float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor)
+@map_to(aten._batch_norm_no_update.default)
+def _batch_norm_no_update(
+    input: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    running_mean: TensorValue | None,
+    running_var: TensorValue | None,
+    momentum: float,
+    eps: float,
+) -> tuple[TensorValue | None, ...]:
+    """By the running statistics, where there are any."""
+    y, mean, _, rstd = _batch_norm(input, weight, bias, running_mean, running_var, False, eps)
+    return _finish_all([y, *_saved(mean, rstd), full(0, out_shape(3), out_dtype(3), input.device)])
 
 
 # native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight, Tensor? running_mean, Tensor? running_var,
@@ -306,6 +355,28 @@ def native_batch_norm_backward(
     if output_mask[2]:
         results[2] = total
     return _finish_all(results)
+
+
+# batch_norm_backward(Tensor grad_out, Tensor input, Tensor weight, Tensor? running_mean, Tensor? running_var,
+#     Tensor? save_mean, Tensor? save_var, bool update, float eps, bool[3] output_mask, Tensor reserve)
+#     -> (Tensor, Tensor, Tensor)
+@map_to(aten.batch_norm_backward.default)
+def batch_norm_backward(
+    grad_out: TensorValue,
+    input: TensorValue,
+    weight: TensorValue,
+    running_mean: TensorValue | None,
+    running_var: TensorValue | None,
+    save_mean: TensorValue | None,
+    save_var: TensorValue | None,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: TensorValue,
+) -> tuple[TensorValue | None, ...]:
+    """What is named ``save_var`` is ``1 / sqrt(variance + eps)``, as in the other backward."""
+    statistics = (running_mean, running_var, save_mean, save_var)
+    return native_batch_norm_backward(grad_out, input, weight, *statistics, update, eps, output_mask)
 
 
 # -- weight norm -----------------------------------------------------------------------------------------------------

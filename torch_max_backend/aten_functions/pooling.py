@@ -218,6 +218,18 @@ def _window_sizes(x: TensorValue, size: Dim, out: Dim, pool: Pool, i: int, inclu
     return cast(stop - start, x.dtype)
 
 
+def _quotient(x: TensorValue, y: TensorValue) -> TensorValue:
+    """``x / y``; of integers rounded towards zero, and by no elements 1."""
+    if x.dtype.is_float():
+        return ops.div(x, y)
+    zero, one = constant(0, x.dtype, x.device), constant(1, x.dtype, x.device)
+    y = ops.where(ops.equal(y, zero), one, y)
+    floor = ops.floor_div(x, y)
+    inexact = ops.not_equal(ops.mul(floor, y), x)
+    opposite = ops.not_equal(ops.greater(zero, x), ops.greater(zero, y))
+    return ops.where(ops.logical_and(inexact, opposite), floor + one, floor)
+
+
 def _averaged(
     x: TensorValue, sizes: Sequence[Dim], outs: Sequence[Dim], pool: Pool, include_pad: bool, override: int | None
 ) -> TensorValue:
@@ -226,15 +238,15 @@ def _averaged(
     for k in pool.kernel:
         whole *= k
     if override is not None or (include_pad and not pool.ceil_mode) or not (any(pool.padding) or pool.ceil_mode):
-        return ops.div(x, constant(override or whole, x.dtype, x.device))
+        return _quotient(x, constant(override or whole, x.dtype, x.device))
     counts = []
     for i, (size, out) in enumerate(zip(sizes, outs, strict=True)):
         vector = _window_sizes(x, size, out, pool, i, include_pad)
         counts.append(reshape(vector, [*[1] * i, out, *[1] * (pool.spatial - 1 - i)]))
     if all(static(out) is not None for out in outs):
-        return ops.div(x, reduce(ops.mul, counts))
+        return _quotient(x, reduce(ops.mul, counts))
     # A product of vectors would be a broadcast that is broadcast again, which MAX gets wrong for symbolic sizes.
-    return reduce(ops.div, counts, x)
+    return reduce(_quotient, counts, x)
 
 
 def _check_floating(x: TensorValue) -> None:
@@ -248,7 +260,8 @@ def _tiles(size: Dim, out: Dim, pool: Pool, i: int) -> bool:
 
 
 def _avg_pool(x: TensorValue, pool: Pool, include_pad: bool, override: int | None) -> TensorValue:
-    _check_floating(x)
+    if x.dtype != DType.int64:
+        _check_floating(x)
     shape = out_shape()
     if _is_empty(shape):
         return full(0, shape, x.dtype, x.device)
