@@ -215,9 +215,14 @@ struct Pairs[K: DType, of_keys: Origin[mut=True], of_places: Origin[mut=True]]:
 
 @extensibility.register("tmb_select")
 struct Select[how: StaticString, descending: Bool]:
-    """Elements of every row by rank, and where they stand: the first `k` in order (`sorted`) or in the order in which
-    they were found (`unsorted`), or the one of rank `k` alone (`kth`, where the outputs have one column and `rank`
-    holds `k`). The last two outputs are scratch.
+    """Elements of every row by rank, and where they stand.
+
+    `how` says which, and so by which of torch's algorithms:
+    - `sorted`, `unsorted`: the first `k` (in `rank`), in order or as they were found;
+    - `all`: the whole row in order;
+    - `kth`: the one of rank `k`, counted from 1.
+
+    The last two outputs are scratch.
     """
 
     @staticmethod
@@ -237,7 +242,8 @@ struct Select[how: StaticString, descending: Bool]:
         var rows = x.dim_size(0)
         var n = x.dim_size(1)
         var k = Int(rank[0])
-        if k == 0 or n == 0:
+        var wanted = values.dim_size(1)
+        if wanted == 0 or n == 0:
             return
         var chunks = min(rows, 16) if rows * n > 4096 else min(rows, 1)
         var each = ceildiv(rows, max(chunks, 1))
@@ -245,17 +251,18 @@ struct Select[how: StaticString, descending: Bool]:
         var all_places = places.unsafe_ptr()
 
         def select_rows(chunk: Int) {
-            var x, var n, var k, var rows, var each, var values, var indices, var all_keys, var all_places
+            var x, var n, var k, var wanted, var rows, var each, var values, var indices, var all_keys, var all_places
         }:
             for row in range(chunk * each, min((chunk + 1) * each, rows)):
                 var pairs = Pairs(all_keys.unsafe_offset(row * n), all_places.unsafe_offset(row * n))
                 for i in range(n):
                     pairs.put(i, key_of[values.dtype, K, Self.descending](x[row, i]), Int64(i))
+                var first = 0
                 comptime if Self.how == "kth":
-                    pairs.quick_select(k - 1, n)
-                    var place = pairs.places[unsafe_offset=k - 1]
-                    values[row, 0] = x[row, Int(place)]
-                    indices[row, 0] = place
+                    first = k - 1
+                    pairs.quick_select(first, n)
+                elif Self.how == "all":
+                    pairs.sort(0, n)
                 else:
                     if k * 64 <= n:
                         pairs.partial_sort(0, k, n)
@@ -263,9 +270,9 @@ struct Select[how: StaticString, descending: Bool]:
                         pairs.select(0, k - 1, n)
                         comptime if Self.how == "sorted":
                             pairs.sort(0, k - 1)
-                    for i in range(k):
-                        var place = pairs.places[unsafe_offset=i]
-                        values[row, i] = x[row, Int(place)]
-                        indices[row, i] = place
+                for i in range(wanted):
+                    var place = pairs.places[unsafe_offset=first + i]
+                    values[row, i] = x[row, Int(place)]
+                    indices[row, i] = place
 
         sync_parallelize(select_rows, chunks)

@@ -15,7 +15,7 @@ from mojo.run import subprocess_run_mojo
 
 from tests.harness import STRICT
 from torch_max_backend import compile_together
-from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.aten_functions.registry import aten_functions, missing_names
 from torch_max_backend.diagnostics.docs import with_options
 from torch_max_backend.options import resolve
 
@@ -172,3 +172,12 @@ def test_skills_have_front_matter(skill: Path) -> None:
     head = re.match(r"---\nname: (.+)\ndescription: (.+)\n---\n", skill.read_text())
     assert head, "expected front matter with name and description"
     assert head[1] == skill.parent.name
+
+
+def test_lowerings_use_the_names_of_the_schema() -> None:
+    wrong = [
+        f"{low.overload}: {missing_names(low.overload, low.function)}"
+        for low in aten_functions
+        if low.is_own and missing_names(low.overload, low.function)
+    ]
+    assert not wrong

@@ -68,6 +68,11 @@ def tied_tops(x):
         *x.topk(n),
         *x.kthvalue(n // 2),
         *x.kthvalue(max(n // 5, 1)),
+        *x.sort(1),
+        *x.sort(1, descending=True),
+        *x.sort(0),
+        *x.median(1),
+        *x.nanmedian(1),
     )
 
 

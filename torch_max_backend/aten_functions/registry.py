@@ -153,19 +153,29 @@ def keep_as_island(*ops: OpOverload | OpOverloadPacket, reason: str) -> None:
 
 
 def _check_signature(overload: OpOverload, function: Callable[..., Any], *, strict: bool) -> None:
-    """A lowering must accept every argument of the schema under the schema's name, or by ``**kwargs``."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    missing = [a.name for a in overload._schema.arguments if a.name not in parameters]
-    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    """A lowering must take every argument of the schema: by its name if it is keyword-only, else by its place.
+
+    Positional arguments may have another name: torch renames some from version to version.
+    """
+    unnamed = missing_names(overload, function)
+    missing = [a.name for a in overload._schema.arguments if a.kwarg_only and a.name in unnamed]
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_all = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
     needed = [a for a in overload._schema.arguments if not a.kwarg_only]
     if (missing and strict) or (len(positional) < len(needed) and not takes_all):
         raise RegistrationError(
             f"{function.__qualname__}{inspect.signature(function)} does not take "
             f"{', '.join(missing) or 'all arguments'} of {overload._schema}"
         )
+
+
+def missing_names(overload: OpOverload, function: Callable[..., Any]) -> list[str]:
+    """Arguments of the schema that are no parameters of ``function``."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return []
+    return [a.name for a in overload._schema.arguments if a.name not in parameters]
 
 
 def registered_overloads() -> list[OpOverload]:

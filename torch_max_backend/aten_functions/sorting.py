@@ -66,12 +66,12 @@ def sort_rows(rows: TensorValue, descending: bool) -> Pair:
     return values, indices
 
 
-def _select_rows(rows: TensorValue, k: int | Dim, how: str, largest_first: bool) -> Pair:
-    """Elements of every row by rank, and where they come from, equal ones in torch's order; on a CPU.
+def _select_rows(rows: TensorValue, how: str, k: int | Dim, size: int | Dim, largest_first: bool = False) -> Pair:
+    """``size`` elements of every row by rank, and where they come from, on a CPU: equal ones in torch's order.
 
-    ``how`` is ``sorted`` or ``unsorted`` for the first ``k`` elements, ``kth`` for the one of rank ``k``.
+    ``how`` is a selection of the kernel: ``sorted`` or ``unsorted`` for the first ``k`` elements, ``all`` or ``kth``.
     """
-    wanted = [rows.shape[0], Dim(1 if how == "kth" else k)]
+    wanted = [rows.shape[0], Dim(size)]
     key = _KEYS.get(rows.dtype, rows.dtype)
     outputs = [(rows.dtype, wanted), (DType.int64, wanted), (key, rows.shape), (DType.int64, rows.shape)]
     rank = reshape(tensor(k, DType.int64, rows.device), [1])
@@ -86,14 +86,19 @@ def _columns(rows: TensorValue, start: int | Dim, stop: int | Dim) -> TensorValu
 # sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
 @map_to(aten.sort.default, how="mojo")
 def sort(self: TensorValue, dim: int = -1, descending: bool = False) -> Pair:
-    values, indices = sort_rows(_rows(self, dim), descending)
-    return _restored(values, self, dim, 0), _restored(indices, self, dim, 1)
+    return sort_stable(self, False, dim, descending)
 
 
 # sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
 @map_to(aten.sort.stable, how="mojo")
 def sort_stable(self: TensorValue, stable: bool | None, dim: int = -1, descending: bool = False) -> Pair:
-    return sort(self, dim, descending)
+    """Without ``stable`` equal elements come on a CPU as torch's introsort leaves them."""
+    rows = _rows(self, dim)
+    if stable or not rows.device.is_cpu():
+        values, indices = sort_rows(rows, descending)
+    else:
+        values, indices = _select_rows(rows, "all", 0, rows.shape[1], descending)
+    return _restored(values, self, dim, 0), _restored(indices, self, dim, 1)
 
 
 # topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
@@ -101,7 +106,7 @@ def sort_stable(self: TensorValue, stable: bool | None, dim: int = -1, descendin
 def topk(self: TensorValue, k: int | Dim, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     rows = _rows(self, dim)
     if rows.device.is_cpu():
-        values, indices = _select_rows(rows, k, "sorted" if sorted else "unsorted", largest)
+        values, indices = _select_rows(rows, "sorted" if sorted else "unsorted", k, k, largest)
     else:
         values, indices = (_columns(part, 0, k) for part in sort_rows(rows, largest))
     return _restored(values, self, dim, 0), _restored(indices, self, dim, 1)
@@ -112,7 +117,7 @@ def topk(self: TensorValue, k: int | Dim, dim: int = -1, largest: bool = True, s
 def kthvalue(self: TensorValue, k: int | Dim, dim: int = -1, keepdim: bool = False) -> Pair:
     rows = _rows(self, dim)
     if rows.device.is_cpu():
-        values, indices = _select_rows(rows, k, "kth", False)
+        values, indices = _select_rows(rows, "kth", k, 1)
     else:
         values, indices = (_columns(part, k - 1, k) for part in sort_rows(rows, False))
     return _restored(values, self, dim, 0), _restored(indices, self, dim, 1)
@@ -137,18 +142,23 @@ def _at(rows: TensorValue, place: TensorValue) -> TensorValue:
     return ops.sum(ops.where(here, rows, constant(0, rows.dtype, rows.device)), 1)
 
 
-def _median(x: TensorValue, dim: int, skip_nan: bool) -> Pair:
-    values, indices = sort_rows(_rows(x, dim), False)
+def _median_of_rows(rows: TensorValue, skip_nan: bool) -> Pair:
+    values, indices = sort_rows(rows, False)
     place = _median_place(values, skip_nan)
-    return _restored(_at(values, place), x, dim, 0), _restored(_at(indices, place), x, dim, 1)
+    return _at(values, place), _at(indices, place)
+
+
+def _median(x: TensorValue, dim: int, skip_nan: bool) -> Pair:
+    value, index = _median_of_rows(_rows(x, dim), skip_nan)
+    return _restored(value, x, dim, 0), _restored(index, x, dim, 1)
 
 
 def _median_of_all(x: TensorValue, skip_nan: bool) -> TensorValue:
     if 0 in [static(d) for d in x.shape]:  # NaN, and for integers what C++ makes of it
         whole = -(1 << 8 * x.dtype.size_in_bytes - 1) if x.dtype in (DType.int32, DType.int64) else 0
         return full(math.nan if x.dtype.is_float() else whole, [], out_dtype(), x.device)
-    values, _ = sort_rows(_rows(reshape(x, [numel(x.shape)]), 0), False)
-    return reshape(cast(_at(values, _median_place(values, skip_nan)), out_dtype()), out_shape())
+    value, _ = _median_of_rows(_rows(reshape(x, [numel(x.shape)]), 0), skip_nan)
+    return reshape(cast(value, out_dtype()), out_shape())
 
 
 # median(Tensor self) -> Tensor
