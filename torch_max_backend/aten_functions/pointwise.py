@@ -131,7 +131,8 @@ def unary(op: OpOverload, function: Unary, how: How = "composition", integers: b
         return rounded(function(cast(self, DType.float64)))
 
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op, how=how, supports=None if integers else _only_floats)(lowering)
+    limits = {} if integers else {"supports": _only_floats, "limits": "floats and booleans"}
+    map_to(op, how=how, **limits)(lowering)  # type: ignore[arg-type]
 
 
 def _only_floats(self: torch.Tensor) -> str | None:

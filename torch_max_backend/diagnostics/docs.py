@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from torch_max_backend.diagnostics.supported_ops import page
 from torch_max_backend.options import ENVIRONMENT_ONLY, PREFIX, table
 
 BEGIN, END = "<!-- options -->", "<!-- /options -->"
@@ -40,19 +41,21 @@ def _cell(text: str) -> str:
 
 
 def main(
-    write: bool = typer.Option(False, "--write", help="Bring the file up to date."),
-    check: bool = typer.Option(False, "--check", help="Fail if the file is out of date."),
-    file: Path = typer.Option(Path("README.md"), help="The file with the markers."),
+    write: bool = typer.Option(False, "--write", help="Bring the files up to date."),
+    check: bool = typer.Option(False, "--check", help="Fail if a file is out of date."),
 ) -> None:
-    """Write the options table of the README, or check that it is up to date."""
+    """Write the generated parts of the documentation, or check that they are up to date."""
     if write == check:
         raise typer.BadParameter("give one of --write and --check")
-    text = file.read_text(encoding="utf-8")
-    wanted = with_options(text)
-    if write:
-        file.write_text(wanted, encoding="utf-8")
-    elif text != wanted:
-        print(f"{file}: the options table is out of date; bring it up to date with --write", file=sys.stderr)
+    readme, ops = Path("README.md"), Path("docs/supported-ops.md")
+    stale = False
+    for file, wanted in ((readme, with_options(readme.read_text(encoding="utf-8"))), (ops, page())):
+        if write:
+            file.write_text(wanted, encoding="utf-8")
+        elif not file.exists() or file.read_text(encoding="utf-8") != wanted:
+            print(f"{file} is out of date; bring it up to date with --write", file=sys.stderr)
+            stale = True
+    if stale:
         raise typer.Exit(1)
 
 
