@@ -6,7 +6,7 @@ from max.gpu.host import DeviceContext
 from std.math import floor
 from std.utils.coord import Coord
 
-from .sampling import clipped, nearest, position, slope
+from .sampling import clipped, cubic, nearest, position, slope
 
 
 def placed[dtype: DType, padding: Int, corners: Bool](x: Scalar[dtype], size: Int) -> Scalar[dtype]:
@@ -40,9 +40,14 @@ def mirrored[dtype: DType, corners: Bool](x: Scalar[dtype], size: Int) -> Scalar
     return span - rest + low
 
 
+def tap[dtype: DType, padding: Int, corners: Bool](first: Scalar[dtype], i: Int, size: Int) -> Int:
+    """The place of one of four neighbours along an axis, of which `first` is the second."""
+    return Int(clipped(placed[dtype, padding, corners](first + Scalar[dtype](i - 1), size)))
+
+
 @extensibility.register("tmb_grid_sampler_3d")
 struct GridSampler3d[mode: Int, padding: Int, corners: Bool]:
-    """`[N, C, D, H, W]` at the places `[N, OD, OH, OW, 3]`: linear (`mode` 0) or nearest (1)."""
+    """`[N, C, D, H, W]` at the places `[N, OD, OH, OW, 3]`: linear (`mode` 0), nearest (1) or cubic (2)."""
 
     @staticmethod
     def execute[
@@ -66,37 +71,49 @@ struct GridSampler3d[mode: Int, padding: Int, corners: Bool]:
             var od = Int(at[2].value())
             var oh = Int(at[3].value())
             var ow = Int(at[4].value())
-            var x = placed[wide, Self.padding, Self.corners](
-                position[wide, Self.corners](grid[n, od, oh, ow, 0].cast[wide](), width), width
-            )
-            var y = placed[wide, Self.padding, Self.corners](
-                position[wide, Self.corners](grid[n, od, oh, ow, 1].cast[wide](), height), height
-            )
-            var z = placed[wide, Self.padding, Self.corners](
-                position[wide, Self.corners](grid[n, od, oh, ow, 2].cast[wide](), depth), depth
-            )
+            var x = position[wide, Self.corners](grid[n, od, oh, ow, 0].cast[wide](), width)
+            var y = position[wide, Self.corners](grid[n, od, oh, ow, 1].cast[wide](), height)
+            var z = position[wide, Self.corners](grid[n, od, oh, ow, 2].cast[wide](), depth)
             var total = Scalar[wide](0)
-            comptime if Self.mode == 1:
-                var d = nearest(z)
-                var h = nearest(y)
-                var w = nearest(x)
-                if d >= 0 and d < depth and h >= 0 and h < height and w >= 0 and w < width:
-                    total = image[n, c, d, h, w].cast[wide]()
-            else:
-                var left = Int(floor(clipped(x)))
-                var top = Int(floor(clipped(y)))
-                var front = Int(floor(clipped(z)))
-                for k in range(2):
-                    for i in range(2):
-                        for j in range(2):
-                            var d = front + k
-                            var h = top + i
-                            var w = left + j
+            comptime if Self.mode == 2:
+                var left = floor(x)
+                var top = floor(y)
+                var front = floor(z)
+                for k in range(4):
+                    var d = tap[wide, Self.padding, Self.corners](front, k, depth)
+                    var slice = Scalar[wide](0)
+                    for i in range(4):
+                        var h = tap[wide, Self.padding, Self.corners](top, i, height)
+                        var row = Scalar[wide](0)
+                        for j in range(4):
+                            var w = tap[wide, Self.padding, Self.corners](left, j, width)
                             if d >= 0 and d < depth and h >= 0 and h < height and w >= 0 and w < width:
-                                var across = abs(x - Scalar[wide](left + 1 - j))
-                                var down = abs(y - Scalar[wide](top + 1 - i))
-                                var inward = abs(z - Scalar[wide](front + 1 - k))
-                                total += image[n, c, d, h, w].cast[wide]() * (across * down * inward)
+                                row += image[n, c, d, h, w].cast[wide]() * cubic[wide](x - left, j)
+                        slice += row * cubic[wide](y - top, i)
+                    total += slice * cubic[wide](z - front, k)
+            else:
+                x = placed[wide, Self.padding, Self.corners](x, width)
+                y = placed[wide, Self.padding, Self.corners](y, height)
+                z = placed[wide, Self.padding, Self.corners](z, depth)
+                comptime if Self.mode == 1:
+                    var d = nearest(z)
+                    var h = nearest(y)
+                    var w = nearest(x)
+                    if d >= 0 and d < depth and h >= 0 and h < height and w >= 0 and w < width:
+                        total = image[n, c, d, h, w].cast[wide]()
+                else:
+                    var left = Int(floor(clipped(x)))
+                    var top = Int(floor(clipped(y)))
+                    var front = Int(floor(clipped(z)))
+                    for corner in range(8):
+                        var d = front + corner // 4
+                        var h = top + corner // 2 % 2
+                        var w = left + corner % 2
+                        if d >= 0 and d < depth and h >= 0 and h < height and w >= 0 and w < width:
+                            var across = abs(x - Scalar[wide](2 * left + 1 - w))
+                            var down = abs(y - Scalar[wide](2 * top + 1 - h))
+                            var inward = abs(z - Scalar[wide](2 * front + 1 - d))
+                            total += image[n, c, d, h, w].cast[wide]() * (across * down * inward)
             return SIMD[result.dtype, lanes](total.cast[result.dtype]())
 
         foreach[target=target, simd_width=1](element, result, ctx)

@@ -24,6 +24,7 @@ from torch_max_backend.options import resolve
 CPU_ONLY = {"tmb_select": "torch's own selection on a GPU has another order; there rows are sorted"}
 
 GRAPHS = {
+    "antialias": ["resizes"],
     "attention": ["forward_bf16"],
     "bitwise": ["bits_i64", "shifts_i64"],
     "comparison": ["tests_f32", "nextafter"],
@@ -31,6 +32,7 @@ GRAPHS = {
     "floats": ["frexp"],
     "fractional": ["gradients"],
     "gamma": ["every"],
+    "integer_convolution": ["plain_2d"],
     "mode": ["modes_f32"],
     "pointwise": ["empty", "gcd", "integer_powers"],
     "polynomials": ["every"],

@@ -20,6 +20,20 @@ def samples(x, grid):
     )
 
 
+def cubes(x, grid):
+    sampler = torch.ops.aten.grid_sampler_3d
+    return tuple(sampler(x, grid, 2, padding, corners) for padding in range(3) for corners in (True, False))
+
+
+def has_cubes() -> bool:
+    """Whether torch samples volumes with cubic weights, which older versions do not."""
+    try:
+        cubes(torch.zeros(1, 1, 2, 2, 2), torch.zeros(1, 1, 1, 1, 3))
+    except RuntimeError:
+        return False
+    return True
+
+
 def gradients(x, grid, grad):
     results = []
     for mode in range(2):
@@ -49,3 +63,9 @@ CASES = [
         second=(randn(5, 2, 3, 4, 9), rand(5, 6, 7, 3, 3)),
     ),
 ]  # fmt: skip
+
+if has_cubes():
+    CASES += [
+        Case("cubes", cubes, (randn(2, 3, 4, 5, 6), rand(2, 3, 2, 5, 3, low=-1.4, high=1.4))),
+        Case("cubes_f64", cubes, (randn(1, 2, 3, 4, 5, dtype=F64), rand(1, 3, 3, 3, 3, low=-3, high=3, dtype=F64))),
+    ]

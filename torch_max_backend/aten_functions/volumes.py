@@ -12,6 +12,7 @@ from torch_max_backend.aten_functions.context import is_used
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.resize import _check_grid, _sampler
+from torch_max_backend.errors import Unsupported
 
 
 # grid_sampler_3d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor
@@ -27,7 +28,7 @@ def grid_sampler_3d(
 
 # grid_sampler_3d_backward(Tensor grad_output, Tensor input, Tensor grid, int interpolation_mode, int padding_mode,
 #   bool align_corners, bool[2] output_mask) -> (Tensor, Tensor)
-@map_to(aten.grid_sampler_3d_backward.default, how="mojo")
+@map_to(aten.grid_sampler_3d_backward.default, how="mojo", limits="linear and nearest")
 def grid_sampler_3d_backward(
     grad_output: TensorValue,
     input: TensorValue,
@@ -38,6 +39,8 @@ def grid_sampler_3d_backward(
     output_mask: Sequence[bool],
 ) -> list[TensorValue | None]:
     _check_grid(input, grid)
+    if interpolation_mode == 2:
+        raise Unsupported("gradients of linear and nearest sampling, got bicubic")
     wide = accumulator(input.dtype)
     grad, image, places = (cast(x, wide) for x in (grad_output, input, grid))
     parameters = _sampler(interpolation_mode, padding_mode, align_corners)
