@@ -167,6 +167,32 @@ def test_data_dependent_sizes() -> None:
         torch.testing.assert_close(run(x.abs() + 1), function(x.abs() + 1))
 
 
+def test_a_slice_of_a_size_that_data_decide_stays_with_torch() -> None:
+    def function(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.tensor_split(x, places)
+
+    x = torch.randn(10, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = compiled(function)
+        for places in (torch.tensor([2, 5]), torch.tensor([4, 4])):
+            for given, wanted in zip(run(x, places), function(x, places), strict=True):
+                torch.testing.assert_close(given, wanted)
+
+
+def test_outputs_with_a_lazy_conjugate() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        spectrum = torch.fft.fft(x)
+        return spectrum, spectrum.conj(), spectrum.conj().imag
+
+    x = torch.randn(4, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for given, wanted in zip(compiled(function)(x), function(x), strict=True):
+            torch.testing.assert_close(given, wanted)
+            assert (given.is_conj(), given.is_neg()) == (wanted.is_conj(), wanted.is_neg())
+
+
 def test_a_number_that_must_be_known_is_specialised(caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
         return torch.nn.functional.conv2d(x, weight, stride=stride)

@@ -204,7 +204,6 @@ CASES = [
         "dynamic_means",
         lambda x: (
             F.avg_pool2d(x, 3, 2, 1),
-            F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
             F.adaptive_avg_pool2d(x, 1),
             F.avg_pool2d(x, 2),
         ),
@@ -214,9 +213,15 @@ CASES = [
     ),
     Case(
         "dynamic_backward",
-        lambda g, x: aten.avg_pool2d_backward(g, x, [3, 3], [2, 2], [1, 1], False, False, None),
+        lambda g, x: aten.avg_pool2d_backward(g, x, [3, 3], [2, 2], [1, 1], False, True, None),
         (randn(2, 3, 5, 6), IMAGE),
         dynamic=True,
         second=(randn(3, 4, 6, 5), randn(3, 4, 12, 10)),
+    ),
+    Case(
+        "dynamic_counts",  # specialised: windows at the border count fewer elements
+        lambda x: (F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), F.avg_pool2d(x, 2, 2, ceil_mode=True)),
+        (IMAGE,),
+        dynamic=True,
     ),
 ]

@@ -9,8 +9,6 @@ from max.graph import TensorValue, ops
 
 from torch_max_backend.aten_functions import bessel_tables as tables
 from torch_max_backend.aten_functions import float64, special
-from torch_max_backend.aten_functions.common import cast
-from torch_max_backend.aten_functions.context import out_dtype
 from torch_max_backend.aten_functions.elementary import (
     INF,
     NAN,
@@ -25,7 +23,8 @@ from torch_max_backend.aten_functions.elementary import (
     number,
     polynomial,
 )
-from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.aten_functions.pointwise import unary
+from torch_max_backend.aten_functions.registry import aten
 
 Function = Callable[[TensorValue], TensorValue]
 Table = tuple[float, ...]
@@ -208,22 +207,6 @@ def _airy_left(x: TensorValue) -> TensorValue:
 
 # name(Tensor self) -> Tensor
 # name(Tensor x) -> Tensor
-def _register(op: object, function: Function) -> None:
-    def of(value: TensorValue) -> TensorValue:
-        return in_float64(function)(cast(value, out_dtype()))
-
-    def of_self(self: TensorValue) -> TensorValue:
-        return of(self)
-
-    def of_x(x: TensorValue) -> TensorValue:
-        return of(x)
-
-    takes_x = op._schema.arguments[0].name == "x"  # type: ignore[attr-defined]
-    lowering = of_x if takes_x else of_self
-    lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op)(lowering)
-
-
 for _op, _function in (
     (aten.special_bessel_j0.default, bessel_j0),
     (aten.special_bessel_j1.default, bessel_j1),
@@ -238,4 +221,4 @@ for _op, _function in (
     (aten.special_scaled_modified_bessel_k1.default, scaled_modified_bessel_k1),
     (aten.special_airy_ai.default, airy_ai),
 ):
-    _register(_op, _function)
+    unary(_op, in_float64(_function), integers=False)

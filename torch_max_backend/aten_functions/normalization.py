@@ -115,9 +115,11 @@ def native_group_norm(
     x = cast(reshape(input, grouped), dtype)
     mean, variance = moments(x, [2, 3])
     rstd = _rstd(variance, eps)
-    scale = rstd if weight is None else rstd * cast(reshape(weight, channels), dtype)
-    shift = -mean * scale if bias is None else cast(reshape(bias, channels), dtype) - mean * scale
-    return _finish_all([x * scale + shift, mean, rstd])
+    # Not x * (rstd * weight): with symbolic sizes MAX computes a broadcast product wrongly when it is broadcast again.
+    y = (x - mean) * rstd
+    y = y if weight is None else y * cast(reshape(weight, channels), dtype)
+    y = y if bias is None else y + cast(reshape(bias, channels), dtype)
+    return _finish_all([y, mean, rstd])
 
 
 def _group_shapes(x: TensorValue, group: int) -> tuple[list[Dim], list[Dim]]:
@@ -153,7 +155,8 @@ def native_group_norm_backward(
         w = None if weight is None else cast(reshape(weight, channels), dtype)
         by_group = [sum_axes(v if w is None else v * w, [2]) / count(x, [2, 3], dtype) for v in (grad_x, grad_sum)]
         of_x = (by_group[1] * mean - by_group[0]) * rstd * rstd * rstd
-        results[0] = grad * (rstd if w is None else rstd * w) + (x * of_x - (of_x * mean + by_group[1] * rstd))
+        scaled = grad * rstd if w is None else grad * rstd * w  # broadcast once each, as above
+        results[0] = scaled + (x * of_x - (of_x * mean + by_group[1] * rstd))
     if output_mask[1]:
         results[1] = sum_axes((grad_x - grad_sum * mean) * rstd, [0])
     if output_mask[2]:

@@ -11,7 +11,7 @@ from max.graph import TensorValue, ops
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_max_backend.aten_functions import elementary
+from torch_max_backend.aten_functions import elementary, float64
 from torch_max_backend.aten_functions.common import cast, constant, promote, tensor
 from torch_max_backend.aten_functions.context import out_dtype, promise
 from torch_max_backend.aten_functions.dtypes import Operand, accumulator
@@ -120,16 +120,23 @@ def unary(op: OpOverload, function: Unary, how: How = "composition", integers: b
     kernel rounds in another way.
     """
 
-    def lowering(self: TensorValue) -> TensorValue:
-        if self.dtype.is_float():
-            return in_accumulator(function)(self)
-        if self.dtype == DType.bool:
+    def result(x: TensorValue) -> TensorValue:
+        if x.dtype.is_float():
+            return in_accumulator(function)(x)
+        if x.dtype == DType.bool:
             with _disable_current_modes():  # torch is tracing: these values are real
                 of_false, of_true = op(torch.tensor([False, True])).tolist()
-            choices = (constant(v, out_dtype(), self.device) for v in (of_true, of_false))
-            return ops.where(self, *choices)
-        return rounded(function(cast(self, DType.float64)))
+            choices = (constant(v, out_dtype(), x.device) for v in (of_true, of_false))
+            return ops.where(x, *choices)
+        return rounded(function(cast(x, DType.float64)))
 
+    def of_self(self: TensorValue) -> TensorValue:
+        return result(self)
+
+    def of_x(x: TensorValue) -> TensorValue:
+        return result(x)
+
+    lowering = of_x if op._schema.arguments[0].name == "x" else of_self
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
     limits = {} if integers else {"supports": _only_floats, "limits": "floats and booleans"}
     map_to(op, how=how, **limits)(lowering)  # type: ignore[arg-type]
@@ -154,13 +161,13 @@ unary(aten.reciprocal.default, reciprocal)
 for _op, _function in (
     (aten.log.default, ops.log),
     (aten.log1p.default, ops.log1p),
-    (aten.sin.default, ops.sin),
+    (aten.sin.default, float64.sin),
     (aten.sqrt.default, ops.sqrt),
     (aten.erf.default, ops.erf),
     (aten.atanh.default, ops.atanh),
 ):
     unary(_op, _function, how="max")
-unary(aten.cos.default, ops.cos, how="max", integers=False)
+unary(aten.cos.default, float64.cos, how="max", integers=False)
 unary(aten.rsqrt.default, ops.rsqrt, how="max", integers=False)
 
 

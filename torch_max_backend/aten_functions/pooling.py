@@ -16,6 +16,7 @@ from torch_max_backend.aten_functions.common import (
     constant,
     full,
     iota,
+    known,
     mojo_op,
     numel,
     reshape,
@@ -239,14 +240,14 @@ def _averaged(
         whole *= k
     if override is not None or (include_pad and not pool.ceil_mode) or not (any(pool.padding) or pool.ceil_mode):
         return _quotient(x, constant(override or whole, x.dtype, x.device))
+    # With symbolic sizes MAX fuses these divisors wrongly: a window gets another one's.
+    for number in (*sizes, *outs):
+        known(number, "the size of an image whose windows count different numbers of elements")
     counts = []
     for i, (size, out) in enumerate(zip(sizes, outs, strict=True)):
         vector = _window_sizes(x, size, out, pool, i, include_pad)
         counts.append(reshape(vector, [*[1] * i, out, *[1] * (pool.spatial - 1 - i)]))
-    if all(static(out) is not None for out in outs):
-        return _quotient(x, reduce(ops.mul, counts))
-    # A product of vectors would be a broadcast that is broadcast again, which MAX gets wrong for symbolic sizes.
-    return reduce(_quotient, counts, x)
+    return _quotient(x, reduce(ops.mul, counts))
 
 
 def _check_floating(x: TensorValue) -> None:

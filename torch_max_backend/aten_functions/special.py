@@ -13,7 +13,7 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 
 from torch_max_backend.aten_functions import chebyshev as tables
-from torch_max_backend.aten_functions import elementary
+from torch_max_backend.aten_functions import elementary, float64
 from torch_max_backend.aten_functions.common import cast
 from torch_max_backend.aten_functions.context import out_dtype
 from torch_max_backend.aten_functions.elementary import (
@@ -80,12 +80,12 @@ def exp2(x: TensorValue) -> TensorValue:
 # -- circular functions --------------------------------------------------------------------------------------------
 def tan(x: TensorValue) -> TensorValue:
     """sin/cos."""
-    return _div(ops.sin(x), ops.cos(x))
+    return _div(float64.sin(x), float64.cos(x))
 
 
 def acos(x: TensorValue) -> TensorValue:
     """acos; MAX's clamps its argument in dtypes shorter than float64."""
-    return _select(ops.greater_equal(number(1, x), ops.abs(x)), ops.acos(x), number(NAN, x))
+    return _select(ops.greater_equal(number(1, x), ops.abs(x)), float64.acos(x), number(NAN, x))
 
 
 _ASIN = (1.0, 1 / 6, 3 / 40, 5 / 112, 35 / 1152)
@@ -236,7 +236,7 @@ def lgamma(x: TensorValue) -> TensorValue:
     value = _add(_sub(_mul(_plus(big, -0.5), ops.log(big)), big), _mul(inverse, series))
     value = _plus(value, 0.5 * math.log(2 * math.pi))
     value = ops.where(small, _sub(value, ops.log(product)), value)
-    sine = ops.abs(ops.sin(_times(_fraction(x), math.pi)))
+    sine = ops.abs(float64.sin(_times(_fraction(x), math.pi)))
     reflected = _sub(_sub(number(math.log(math.pi), x), ops.log(sine)), value)
     value = ops.where(negative, reflected, value)
     pole = both(ops.greater_equal(number(0, x), x), ops.equal(x, ops.round(x)))
@@ -272,7 +272,7 @@ def digamma(x: TensorValue) -> TensorValue:
     series = _mul(square, polynomial(square, [b / (2 * k) for k, b in enumerate(_BERNOULLI, 1)]))
     value = _add(value, _sub(_sub(ops.log(big), _times(inverse, 0.5)), series))
     turn = _times(_fraction(x), math.pi)
-    reflected = _sub(value, _div(_times(ops.cos(turn), math.pi), ops.sin(turn)))
+    reflected = _sub(value, _div(_times(float64.cos(turn), math.pi), float64.sin(turn)))
     value = _select(both(negative, ops.equal(x, ops.round(x))), NAN, ops.where(negative, reflected, value))
     value = _select(both(ops.is_inf(x), ops.logical_not(negative)), INF, value)
     return _select(_is(x, 0.0), with_sign_of(number(INF, x), ops.negate(x)), value)
@@ -290,7 +290,7 @@ def trigamma(x: TensorValue) -> TensorValue:
     square = _mul(inverse, inverse)
     series = _mul(_mul(square, inverse), polynomial(square, _BERNOULLI))
     value = _add(value, _add(_add(inverse, _times(square, 0.5)), series))
-    sine = ops.sin(_times(_fraction(x), math.pi))
+    sine = float64.sin(_times(_fraction(x), math.pi))
     return ops.where(low, _sub(_div(number(math.pi**2, x), _mul(sine, sine)), value), value)
 
 
@@ -412,7 +412,7 @@ def ldexp(self: TensorValue, other: TensorValue) -> TensorValue:
 def sinc(x: TensorValue) -> TensorValue:
     """sin(pi x) / (pi x), 1 at zero."""
     turn = _times(x, math.pi)
-    return _select(_is(x, 0.0), 1.0, _div(ops.sin(turn), turn))
+    return _select(_is(x, 0.0), 1.0, _div(float64.sin(turn), turn))
 
 
 unary(aten.sinc.default, sinc, integers=False)

@@ -13,7 +13,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch_max_backend.aten_functions.dtypes import TO_MAX
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.graph.region import is_getitem, map_nodes
-from torch_max_backend.graph.tensors import expr_of, is_plain, tensors_of, value_of
+from torch_max_backend.graph.tensors import expr_of, is_plain, symbols_of, tensors_of, value_of
 
 
 class Runner(enum.Enum):
@@ -75,6 +75,8 @@ def _why_not(node: fx.Node, target: OpOverload) -> str:
             return f"MAX has no dtype for {tensor.dtype}"
         if tensor.device.type not in ("cpu", "cuda"):
             return f"MAX has no device for {tensor.device}"
+    if symbols_of(values[0]) - set().union(*(symbols_of(v) for v in values[1:])):
+        return "the size of its result depends on data"
     if lowering.supports is None:
         return ""
     args = map_nodes(node.args, _concrete)

@@ -308,11 +308,21 @@ def _output_aliases(graph: fx.Graph, outputs: list[fx.Node]) -> dict[fx.Node, fx
         if not isinstance(value, torch.Tensor) or node.op == "placeholder":
             continue
         base = first.get(storage_key(value))  # type: ignore[arg-type]
-        if base is None or base is node or base.op == "get_attr" or value_of(base).dtype != value.dtype:  # type: ignore[attr-defined]
+        if base is None or base is node or base.op == "get_attr" or not _reads_alike(value_of(base), value):
             continue
         if base.op == "placeholder" or _is_whole(value_of(base)):
             alias[node] = base
     return alias
+
+
+def _reads_alike(base: object, value: torch.Tensor) -> bool:
+    """Whether the same bytes are the same numbers to both: one dtype, and the same lazy conj and neg bits."""
+    return (
+        isinstance(base, torch.Tensor)
+        and base.dtype == value.dtype
+        and base.is_conj() == value.is_conj()
+        and base.is_neg() == value.is_neg()
+    )
 
 
 def _is_whole(base: object) -> bool:
