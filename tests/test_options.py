@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from torch_max_backend.errors import MaxBackendError, OptionError
+from torch_max_backend.errors import EnvironmentUnsupportedError, MaxBackendError, OptionError
 from torch_max_backend.options import ENVIRONMENT_ONLY, FIELDS, MODES, PREFIX, Options, flag, resolve, table
+from torch_max_backend.versions import check_versions, found
 
 
 @pytest.fixture(autouse=True)
@@ -222,3 +223,23 @@ def test_a_misspelt_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PREFIX + "FALBACK", "error")
     with pytest.warns(UserWarning, match="TORCH_MAX_BACKEND_FALBACK is not an option; did you mean .*_FALLBACK"):
         resolve()
+
+
+# -- versions ------------------------------------------------------------------------------------------------------
+def test_this_environment_is_supported() -> None:
+    check_versions()
+    assert set(found()) == {"python", "torch", "max"}
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "message"),
+    [
+        ("python", "3.10.4", r"python 3\.10\.4, but needs python >=3\.11"),
+        ("torch", "2.10.1+cpu", r"torch 2\.10\.1\+cpu, but needs torch >=2\.11"),
+        ("max", "26.8.0", r"max 26\.8\.0, but needs max"),
+        ("max", "", r"max \(missing\), but needs max"),
+    ],
+)
+def test_other_versions_are_refused(name: str, version: str, message: str) -> None:
+    with pytest.raises(EnvironmentUnsupportedError, match=message):
+        check_versions({**found(), name: version})

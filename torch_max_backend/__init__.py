@@ -6,6 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from torch_max_backend.options import flag
+from torch_max_backend.versions import check_versions
+
+check_versions()  # before MAX is imported: another version of it may fail in ways that say less
 
 if flag("BEARTYPE"):
     import warnings
