@@ -154,9 +154,9 @@ CASES = [
     Case(
         "dynamic_gradient",
         Gradients(),
-        (randn(2, 4, 11, 13), randn(2, 6, 6, 7)),
+        (randn(2, 4, 13, 15), randn(2, 6, 7, 8)),
         dynamic=True,
-        second=(randn(3, 4, 14, 16), randn(3, 6, 7, 8)),
+        second=(randn(3, 4, 17, 19), randn(3, 6, 9, 10)),
         **LOOSE,
     ),
 ]

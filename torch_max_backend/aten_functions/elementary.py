@@ -121,7 +121,7 @@ def is_constant(x: TensorValue) -> bool:
 def _is_constant(value: Any, depth: int) -> bool:
     """Follow the operands; block arguments (inputs of the graph) have none."""
     operation = value.owner
-    operands = [o.value for o in getattr(operation, "operands", [])]
+    operands = [getattr(o, "value", o) for o in getattr(operation, "operands", [])]
     if type(operation).__name__ == "ConstantOp":
         return True
     return bool(operands) and depth > 0 and all(_is_constant(o, depth - 1) for o in operands)

@@ -121,6 +121,8 @@ class _Builder:
                 raise NodeRefused(node, text, is_mismatch=True, symbols=symbolic_numbers(node)) from error
         several = isinstance(value_of(node), list | tuple)
         results = list(result) if several else [result]
+        if self.region.dims.names:
+            self._refuse_second_broadcasts(node, results)
         kept = [
             self._check(node, i, r, p) if i in context.used else None
             for i, (r, p) in enumerate(zip(results, promises, strict=False))
@@ -138,6 +140,15 @@ class _Builder:
             expr = expr_of(value)
             return float(expr) if expr.is_number else self.scalars[expr]
         return self.env[node]
+
+    def _refuse_second_broadcasts(self, node: fx.Node, results: list[Any]) -> None:
+        """Have the node's sizes specialised if its lowering does what MAX gets wrong for symbolic ones."""
+        tensors = [r for r in results if isinstance(r, TensorValue)]
+        known = {v._mlir_value for n in node.all_input_nodes for v in _values_in(self.env.get(n))}
+        dims = second_broadcast(tensors, known)
+        if dims:
+            limit = "its lowering broadcasts what is a broadcast already, which MAX computes wrongly for symbolic sizes"
+            raise NodeRefused(node, limit, symbols=self._symbols_of(dims))
 
     def _symbols_of(self, sizes: Iterable[object]) -> frozenset[sympy.Symbol]:
         """Torch's symbols in dims and scalars of the graph."""
@@ -191,6 +202,70 @@ def broadcast_results(region: Region) -> set[fx.Node]:
                 if root in computed:
                     written.add(root)
     return written
+
+
+COMBINING = frozenset(
+    f"{name}Op"
+    for name in (
+        *("Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow", "Max", "Min", "And", "Or", "Xor", "Select"),
+        *("Equal", "NotEqual", "Greater", "GreaterEqual", "BroadcastTo"),
+    )
+)
+"""MAX graph ops that broadcast their operands."""
+
+
+def second_broadcast(results: list[TensorValue], known: set[Any]) -> list[Dim]:
+    """The symbolic sizes of a value, among those that ``results`` are computed from, that is broadcast again.
+
+    Args:
+        known: Values (of MLIR) at which to stop: what other nodes computed is written to memory where it must be.
+    """
+    spread: dict[Any, bool] = {}
+    found: list[Dim] = []
+
+    def visit(value: Any) -> bool:
+        """Whether the value is the result of a broadcast, through ops that keep it one."""
+        if value in known or value in spread:
+            return spread.get(value, False)
+        spread[value] = False
+        operation = value.owner
+        operands = [getattr(o, "value", o) for o in getattr(operation, "operands", [])]
+        shape = _shape_of(value)
+        wide = [(o, visit(o)) for o in operands]
+        if type(operation).__name__ in COMBINING and shape is not None:
+            for operand, is_spread in wide:
+                other = _shape_of(operand)
+                if other is None or other == shape or all(d == 1 for d in other):
+                    continue
+                spread[value] = True
+                if is_spread:
+                    found.extend(d for d in shape if not isinstance(d, StaticDim))
+            spread[value] = spread[value] or any(s for o, s in wide if _shape_of(o) == shape)
+        elif len(wide) == 1 and (_shape_of(operands[0]) == shape or _moves(operation)):
+            spread[value] = wide[0][1]
+        return spread[value]
+
+    for result in results:
+        visit(result._mlir_value)
+    return found
+
+
+def _moves(operation: Any) -> bool:
+    """Whether the op only moves or renames its operand, so that MAX fuses it."""
+    return any(word in type(operation).__name__ for word in ("Reshape", "queeze", "Rebind", "Transpose", "Slice"))
+
+
+def _shape_of(value: Any) -> list[Dim] | None:
+    try:
+        return list(TensorValue(value).shape)
+    except (TypeError, ValueError):  # not a tensor
+        return None
+
+
+def _values_in(value: Any) -> list[TensorValue]:
+    if isinstance(value, TensorValue):
+        return [value]
+    return [v for part in value for v in _values_in(part)] if isinstance(value, list | tuple) else []
 
 
 def _may_spread(source: object, result: object) -> bool:
