@@ -1,20 +1,26 @@
-"""Every Mojo kernel compiles, inside a graph, for GPUs that are not attached: the graphs are those of op cases."""
+"""Every Mojo kernel compiles, inside a graph, for GPUs that are not attached.
+
+How each kernel is called is taken from the graphs of op cases, lowered for a GPU: one call of each form that differs in
+its parameters and dtypes. The calls alone are compiled, since the rest of those graphs is not under test here.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from max.graph import DeviceRef, Module, ops
+from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops
 
 from tests.cases import Case
 from tests.harness import STRICT, compiled
 from tests.test_aten_functions import _families
-from torch_max_backend.aten_functions.common import kernels_path
+from torch_max_backend.aten_functions.common import kernel_library, kernels_path
 from torch_max_backend.aten_functions.context import CodeSettings
 from torch_max_backend.compiler import lowering
 from torch_max_backend.compiler.compile import Job, compile_together
@@ -23,11 +29,12 @@ from torch_max_backend.options import resolve
 
 CPU_ONLY = {"tmb_select": "torch's own selection on a GPU has another order; there rows are sorted"}
 
-GRAPHS = {
+CASES = {
     "antialias": ["resizes"],
     "attention": ["forward_bf16"],
     "bitwise": ["bits_i64", "shifts_i64"],
     "comparison": ["tests_f32", "nextafter"],
+    "convolution": ["gradient_plain"],
     "distance": ["pdist"],
     "floats": ["frexp"],
     "fractional": ["gradients"],
@@ -37,7 +44,7 @@ GRAPHS = {
     "pointwise": ["empty", "gcd", "integer_powers"],
     "polynomials": ["every"],
     "pooling": ["places_hard", "adaptive_largest_hard"],
-    "resize": ["sampled_backward", "dynamic", "images_f32"],
+    "resize": ["sampled_backward", "sampled_f32", "images_f32"],
     "segment": ["lengths", "hashes"],
     "sorting": ["zero_dim", "searches_f32"],
     "views": ["reshapes"],
@@ -59,20 +66,41 @@ def _jobs(cases: list[Case]) -> list[Job]:
         return list(batch.jobs.values())
 
 
+@dataclass(frozen=True)
+class Call:
+    """A kernel and the types it is called with."""
+
+    name: str
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    parameters: tuple[tuple[str, Any], ...]
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What the compiler specialises the kernel on, apart from sizes."""
+        kinds = [(t.dtype, len(t.shape)) for t in (*self.inputs, *self.outputs)]
+        return self.name, self.parameters, tuple(kinds[:3])
+
+
 @contextmanager
-def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Lower everything for a GPU; gives the names of the kernels that were called."""
-    called: set[str] = set()
+def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[Any, ...], Call]]:
+    """Lower everything for a GPU; gives the calls of our kernels, one of each form."""
+    calls: dict[tuple[Any, ...], Call] = {}
     custom = ops.custom
 
-    def noted(name: str, *args: object, **options: object) -> object:
-        called.add(name)
-        return custom(name, *args, **options)  # type: ignore[arg-type]
+    def noted(
+        name: str, device: DeviceRef, values: Sequence[TensorValue], out_types: Sequence[TensorType], *rest: Any
+    ) -> Any:
+        if name.startswith("tmb_"):
+            parameters = tuple(sorted((rest[0] or {}).items()))
+            call = Call(name, tuple(v.type for v in values), tuple(out_types), parameters)
+            calls.setdefault(call.form, call)
+        return custom(name, device, values, out_types, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(ops, "custom", noted)
         patch.setattr(lowering, "device_ref", lambda device: DeviceRef.GPU(0))
-        yield called
+        yield calls
 
 
 def _kernels() -> set[str]:
@@ -80,19 +108,32 @@ def _kernels() -> set[str]:
     return {name for text in texts for name in re.findall(r'@extensibility\.register\("(\w+)"\)', text)}
 
 
+def _graph(calls: list[Call], module: Module) -> None:
+    """One graph that makes all calls."""
+    types = [t for c in calls for t in c.inputs]
+    with Graph("kernels", input_types=types, module=module) as graph:
+        graph._import_kernels([kernel_library()])
+        values = [v.tensor for v in graph.inputs]
+        results = []
+        for call in calls:
+            operands, values = values[: len(call.inputs)], values[len(call.inputs) :]
+            results += ops.custom(call.name, DeviceRef.GPU(0), operands, call.outputs, dict(call.parameters))
+        graph.output(*results)
+
+
 @pytest.mark.xdist_group("gpu_kernels")
 @pytest.mark.parametrize(("api", "architecture"), [("cuda", "sm_90a")])
 def test_every_kernel_compiles(api: str, architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     families = _families()
-    cases = [c for family, names in GRAPHS.items() for c in families[family] if c.name in names]
-    assert len(cases) == sum(map(len, GRAPHS.values())), "a case was renamed"
+    cases = [c for family, names in CASES.items() for c in families[family] if c.name in names]
+    assert len(cases) == sum(map(len, CASES.values())), "a case was renamed"
     monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))  # every case is traced, none is a cache hit
     jobs = _jobs(cases)
-    module, libraries = Module(), {}
-    with _on_a_gpu(monkeypatch) as called:
+    with _on_a_gpu(monkeypatch) as calls:
         for i, job in enumerate(jobs):
-            graph = lowering.build_graph(job.region, f"region_{i}", module, CodeSettings("high"))
-            libraries.update(dict.fromkeys(graph.kernel_libraries_paths))
-    assert called >= _kernels() - CPU_ONLY.keys()
-    artifact, _ = pool_for(Target(api, architecture, 1), 1).submit(module, list(libraries)).result()
+            lowering.build_graph(job.region, f"region_{i}", Module(), CodeSettings("high"))
+    assert {c.name for c in calls.values()} >= _kernels() - CPU_ONLY.keys()
+    module = Module()
+    _graph(list(calls.values()), module)
+    artifact, _ = pool_for(Target(api, architecture, 1), 1).submit(module, [kernel_library()]).result()
     assert architecture.encode() in artifact
