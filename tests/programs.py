@@ -257,6 +257,6 @@ PROGRAMS = [
         image_sizes,
         (randn(2, 3, 17, 19), randn(4, 3, 3, 3)),
         dynamic=True,
-        second=(randn(5, 3, 21, 25), randn(4, 3, 3, 3)),
+        second=(randn(5, 3, 21, 23), randn(4, 3, 3, 3)),  # torch 2.11 guards the parity of pooled sizes
     ),
 ]
