@@ -226,15 +226,52 @@ def _sampler(interpolation_mode: int, padding_mode: int, align_corners: bool) ->
     return {"mode": interpolation_mode, "padding": padding_mode, "corners": bool(align_corners)}
 
 
+def grid_sample(
+    kernel: str, input: TensorValue, grid: TensorValue, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> TensorValue:
+    """``input`` at the places of ``grid``; ``kernel`` is the Mojo kernel of its number of spatial sizes."""
+    _check_grid(input, grid)
+    shape = [*input.shape[:2], *grid.shape[1:-1]]
+    parameters = _sampler(interpolation_mode, padding_mode, align_corners)
+    return mojo_op(kernel, [input, grid], [(input.dtype, shape)], parameters)[0]
+
+
+def grid_sample_backward(
+    kernel: str,
+    grad_output: TensorValue,
+    input: TensorValue,
+    grid: TensorValue,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> list[TensorValue | None]:
+    """The gradients of the image and of the grid."""
+    _check_grid(input, grid)
+    if interpolation_mode == 2:
+        raise Unsupported("gradients of linear and nearest sampling, got bicubic")
+    wide = accumulator(input.dtype)
+    grad, image, places = (cast(x, wide) for x in (grad_output, input, grid))
+    parameters = _sampler(interpolation_mode, padding_mode, align_corners)
+    results: list[TensorValue | None] = [None, None]
+    if output_mask[0] and is_used(0):
+        outputs = [(DType.bool, input.shape[:2]), (wide, input.shape)]
+        results[0] = mojo_op(f"{kernel}_image_gradient", [grad, places], outputs, parameters)[1]
+    if is_used(1) and interpolation_mode == 1:
+        results[1] = full(0, grid.shape, wide, grid.device)
+    elif is_used(1):
+        del parameters["mode"]
+        values = [grad, image, places]
+        results[1] = mojo_op(f"{kernel}_grid_gradient", values, [(wide, grid.shape)], parameters)[0]
+    return [None if r is None else cast(r, input.dtype) for r in results]
+
+
 # grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor
 @map_to(aten.grid_sampler_2d.default, how="mojo")
 def grid_sampler_2d(
     input: TensorValue, grid: TensorValue, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> TensorValue:
-    _check_grid(input, grid)
-    shape = [*input.shape[:2], *grid.shape[1:3]]
-    parameters = _sampler(interpolation_mode, padding_mode, align_corners)
-    return mojo_op("tmb_grid_sampler_2d", [input, grid], [(input.dtype, shape)], parameters)[0]
+    return grid_sample("tmb_grid_sampler_2d", input, grid, interpolation_mode, padding_mode, align_corners)
 
 
 # grid_sampler_2d_backward(Tensor grad_output, Tensor input, Tensor grid, int interpolation_mode, int padding_mode,
@@ -249,23 +286,8 @@ def grid_sampler_2d_backward(
     align_corners: bool,
     output_mask: Sequence[bool],
 ) -> list[TensorValue | None]:
-    _check_grid(input, grid)
-    if interpolation_mode == 2:
-        raise Unsupported("gradients of linear and nearest sampling, got bicubic")
-    wide = accumulator(input.dtype)
-    grad, image, places = (cast(x, wide) for x in (grad_output, input, grid))
-    parameters = _sampler(interpolation_mode, padding_mode, align_corners)
-    results: list[TensorValue | None] = [None, None]
-    if output_mask[0] and is_used(0):
-        outputs = [(DType.bool, input.shape[:2]), (wide, input.shape)]
-        results[0] = mojo_op("tmb_grid_sampler_2d_image_gradient", [grad, places], outputs, parameters)[1]
-    if is_used(1) and interpolation_mode == 1:
-        results[1] = full(0, grid.shape, wide, grid.device)
-    elif is_used(1):
-        del parameters["mode"]
-        values = [grad, image, places]
-        results[1] = mojo_op("tmb_grid_sampler_2d_grid_gradient", values, [(wide, grid.shape)], parameters)[0]
-    return [None if r is None else cast(r, input.dtype) for r in results]
+    modes = (interpolation_mode, padding_mode, align_corners)
+    return grid_sample_backward("tmb_grid_sampler_2d", grad_output, input, grid, *modes, output_mask)
 
 
 # -- images and columns ----------------------------------------------------------------------------------------------
