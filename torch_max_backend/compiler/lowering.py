@@ -15,6 +15,7 @@ from torch_max_backend.aten_functions.common import materialized, permute
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.dtypes import max_dtype
 from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.compiler.constants import fold_constant_ops
 from torch_max_backend.errors import LoweringError, NeedsStatic, Unsupported
 from torch_max_backend.graph.region import Region, is_getitem, map_nodes
 from torch_max_backend.graph.specialize import symbolic_numbers
@@ -75,6 +76,7 @@ class _Builder:
                 order = next(p.order for p in region.inputs if p.node is target)
                 ops.buffer_store(self.buffers[target], permute(self.env[source], order))
             graph.output(*outputs)
+            fold_constant_ops(graph)
         return graph
 
     def _input_types(self) -> list[TensorType | BufferType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from torch_max_backend.graph.folding import fold_constants
 from torch_max_backend.graph.tensors import order_of, value_of
 
 aten = torch.ops.aten
@@ -51,4 +52,4 @@ def _has_symbols(value: torch.Tensor) -> bool:
     return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
-PASSES = [free_random_ops]
+PASSES = [fold_constants, free_random_ops]

@@ -1,0 +1,130 @@
+"""Constant folding, of whole nodes: what depends on no input is computed once, by torch, while the graph is compiled.
+
+Positions, masks and index arithmetic of models are such values. MAX would compile and run them in modules of their own
+before it compiles the graph, which takes 10 to 15 s each; here they cost microseconds, and they
+enter regions as inputs, so that graphs which differ in their values alone share an artifact.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.graph.region import map_nodes
+from torch_max_backend.graph.tensors import is_plain, order_of, storage_key, symbols_of, tensors_of, value_of
+
+aten = torch.ops.aten
+
+LARGEST_CONSTANT = 16 << 20
+"""Bytes above which a value is computed in every call, where it may be fused, and not kept."""
+
+FILLS = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("full", "zeros", "ones", "scalar_tensor", "full_like", "zeros_like", "ones_like"),
+        *("new_full", "new_zeros", "new_ones"),
+    )
+)
+"""Values that repeat one number: they cost nothing where they are used."""
+
+UNINITIALIZED = frozenset(
+    getattr(aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+)
+
+
+def fold_constants(gm: fx.GraphModule) -> None:
+    """Replace nodes that depend on no input by attributes of ``gm`` that hold their values.
+
+    Left as they are: random and uninitialised values, effects, ops that the user lowers, values above
+    :data:`LARGEST_CONSTANT`, and what an output shares memory with, since every call returns fresh memory.
+    """
+    constants = _constant_nodes(gm)
+    wanted = [n for n in gm.graph.nodes if n in constants and _is_read_outside(n, constants) and not _is_fill(n)]
+    if not wanted:
+        return
+    with _disable_current_modes(), torch.no_grad():
+        values = _evaluate(gm, wanted)
+        for node in wanted:
+            with gm.graph.inserting_before(node):
+                folded = _fill(gm, values[node]) or _attribute(gm, f"_folded_{node.name}", values[node])
+            folded.meta.update(val=value_of(node), stack_trace=node.meta.get("stack_trace"))
+            node.replace_all_uses_with(folded)
+    gm.graph.eliminate_dead_code(lambda n: n not in constants)
+
+
+def _constant_nodes(gm: fx.GraphModule) -> set[fx.Node]:
+    """All nodes that may be folded, and the attributes that they read."""
+    returned = {storage_key(t) for n in gm.graph.output_node().all_input_nodes for t in tensors_of(value_of(n))}
+    found: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            found.add(node)
+        elif node.op == "call_function" and all(n in found for n in node.all_input_nodes):
+            value = value_of(node)
+            if _may_run_now(node) and isinstance(value, torch.Tensor) and storage_key(value) not in returned:
+                found.add(node)
+    return found
+
+
+def _may_run_now(node: fx.Node) -> bool:
+    target, value = node.target, value_of(node)
+    if not isinstance(target, OpOverload) or not isinstance(value, torch.Tensor) or symbols_of(value):
+        return False
+    lowering = aten_functions.get(target)
+    return (
+        not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and target.overloadpacket not in UNINITIALIZED
+        and (lowering is None or lowering.is_own)
+        and target not in aten_functions.torch_ops
+        and is_plain(value)
+        and order_of(value) is not None
+        and value.numel() * value.element_size() <= LARGEST_CONSTANT
+        and (value.device.type == "cpu" or torch.cuda.is_available())
+    )
+
+
+def _is_read_outside(node: fx.Node, constants: set[fx.Node]) -> bool:
+    return node.op == "call_function" and any(user not in constants for user in node.users)
+
+
+def _is_fill(node: fx.Node) -> bool:
+    return getattr(node.target, "overloadpacket", None) in FILLS
+
+
+def _evaluate(gm: fx.GraphModule, wanted: list[fx.Node]) -> dict[fx.Node, torch.Tensor]:
+    """The values of ``wanted``, by running them and what they depend on."""
+    values: dict[fx.Node, torch.Tensor] = {}
+
+    def value(node: fx.Node) -> torch.Tensor:
+        if node not in values:
+            if node.op == "get_attr":
+                values[node] = operator.attrgetter(str(node.target))(gm)
+            else:
+                args, kwargs = map_nodes(node.args, value), map_nodes(dict(node.kwargs), value)
+                values[node] = node.target(*args, **kwargs)
+        return values[node]
+
+    return {node: value(node) for node in wanted}
+
+
+def _fill(gm: fx.GraphModule, value: torch.Tensor) -> fx.Node | None:
+    """A node that repeats one number, if that is what the value does, to the bit."""
+    if not value.numel() or value.is_complex():
+        return None
+    elements = value.detach().clone(memory_format=torch.contiguous_format).view(-1, 1).view(torch.uint8)
+    if not bool((elements == elements[0]).all()):
+        return None
+    kwargs = {"dtype": value.dtype, "device": value.device}
+    return gm.graph.call_function(aten.full.default, (list(value.shape), value.flatten()[0].item()), kwargs)
+
+
+def _attribute(gm: fx.GraphModule, name: str, value: torch.Tensor) -> fx.Node:
+    gm.register_buffer(name, value, persistent=False)
+    return gm.graph.get_attr(name)
