@@ -16,7 +16,7 @@ from max.graph import Module
 
 from torch_max_backend.aten_functions.context import CodeSettings
 from torch_max_backend.compiler.key import key_of, key_parts
-from torch_max_backend.compiler.lowering import build_graph
+from torch_max_backend.compiler.lowering import build_graph, refuse_negative_numbers
 from torch_max_backend.compiler.pool import pool_for
 from torch_max_backend.compiler.store import Store, default_folder
 from torch_max_backend.diagnostics.progress import compiling
@@ -155,6 +155,7 @@ def compile_regions(regions: list[Region], options: Options) -> tuple[list[Model
     store, settings = store_for(options), code_settings()
     jobs, models = [], {}
     for region in regions:
+        refuse_negative_numbers(region)
         devices = devices_of(region)
         parts = key_parts(region, settings, target_for(devices)[1])
         jobs.append(Job(region, key_of(parts), parts, devices, settings))

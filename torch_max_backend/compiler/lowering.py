@@ -18,7 +18,7 @@ from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.compiler.constants import fold_constant_ops
 from torch_max_backend.errors import LoweringError, NeedsStatic, Unsupported
 from torch_max_backend.graph.region import Region, is_getitem, map_nodes
-from torch_max_backend.graph.specialize import symbolic_numbers
+from torch_max_backend.graph.specialize import may_be_negative, symbolic_numbers
 from torch_max_backend.graph.tensors import expr_of, sizes_of, user_line, value_of
 
 
@@ -48,6 +48,21 @@ def build_graph(region: Region, name: str, module: Module, settings: CodeSetting
         NodeRefused: A node cannot be lowered, or its lowering broke torch's promise.
     """
     return _Builder(region, settings).build(name, module)
+
+
+def refuse_negative_numbers(region: Region) -> None:
+    """Check that every number that the region is handed as a size can be one.
+
+    Raises:
+        NodeRefused: The first node that takes a number which is negative, or may become so.
+    """
+    for expr in region.carriers:
+        if expr in region.dims.sizes:
+            continue
+        node = next(n for n in region.nodes if symbolic_numbers(n) & expr.free_symbols)
+        if may_be_negative(node, expr):
+            limit = f"it takes the number {expr}, which may be negative: only sizes can vary without compiling again"
+            raise NodeRefused(node, limit, symbols=frozenset(expr.free_symbols))
 
 
 class _Builder:

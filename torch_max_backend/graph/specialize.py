@@ -43,6 +43,20 @@ def specialize(node: fx.Node, symbols: frozenset[sympy.Symbol]) -> str:
     return text
 
 
+def may_be_negative(node: fx.Node, expr: sympy.Expr) -> bool:
+    """Whether ``expr``, among the numbers that ``node`` takes, may be below zero in a later call.
+
+    Where torch takes guards, what is not negative now is guarded to stay so.
+    """
+    value = next(v for v in _numbers_around(node) if expr.free_symbols & expr_of(v).free_symbols)
+    environment = value.node.shape_env
+    if environment.bound_sympy(expr).lower >= 0:
+        return False
+    if environment.frozen or not value.node.has_hint():
+        return True
+    return not environment.evaluate_expr(sympy.Ge(expr, 0))
+
+
 def _numbers_around(node: fx.Node) -> Iterator[torch.SymInt | torch.SymFloat]:
     """Symbolic arguments of a node, then the symbolic sizes of its operands and results."""
     values = [value_of(n) for n in node.all_input_nodes]
