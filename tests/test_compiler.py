@@ -209,6 +209,32 @@ def test_a_number_that_must_be_known_is_specialised(caplog: pytest.LogCaptureFix
     assert "conv2d(x, weight, stride=stride)" in named[0]
 
 
+def test_a_number_that_may_be_negative_is_specialised(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: torch.Tensor, number: int) -> torch.Tensor:
+        return x * 2 + torch.scalar_tensor(number)
+
+    run = torch.compile(function, backend="max_backend", dynamic=True, options={"fallback": "error"})
+    x = torch.randn(3)
+    with caplog.at_level(logging.INFO, "torch_max_backend"):
+        for number in (5, 0, 11, -2):  # the first three share a graph
+            torch.testing.assert_close(run(x, number), function(x, number))
+    named = [r.message for r in caplog.records if r.message.startswith("specialised on")]
+    assert len(named) == 1, named
+    assert "= -2 for aten.scalar_tensor.default" in named[0]
+
+
+def test_a_repeated_value_between_regions() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        row = (x * 2)[:1].expand(4, 3)
+        return row.sin() + row
+
+    x = torch.randn(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = compiled(function, torch_executed_ops=["aten.sin.default"], min_block_size=1)(x)
+    torch.testing.assert_close(given, function(x))
+
+
 def test_random_ops_equal_eager() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         mask = torch.bernoulli(torch.full_like(x, 0.5))
@@ -283,6 +309,15 @@ def test_a_broken_lowering_is_named_not_believed() -> None:
             warnings.simplefilter("always")
             torch.testing.assert_close(compiled(function)(x), function(x))
         assert any("aten.sin.default" in str(w.message) for w in caught)
+    finally:
+        aten_functions.lowerings = original
+
+
+def test_a_lowering_of_a_composite_op_is_warned_of() -> None:
+    original = aten_functions.lowerings.copy()
+    try:
+        with pytest.warns(UserWarning, match=r"aten\.linear\.default is composite"):
+            map_to(aten.linear.default)(lambda input, weight, bias=None: input)
     finally:
         aten_functions.lowerings = original
 

@@ -112,12 +112,12 @@ def div(self: Operand, other: Operand) -> TensorValue:
 
 
 # -- one float in, one float out -----------------------------------------------------------------------------------
-def unary(op: OpOverload, function: Unary, how: How = "composition", integers: bool = True) -> None:
+def unary(op: OpOverload, function: Unary, how: How = "composition", integers: bool | Unary = True) -> None:
     """Register a function of floats.
 
     Of a boolean it has two values: torch computes them while the graph is built. Of integers it is computed in float64
-    and rounded once, which is what torch's accurate kernels give; ``integers=False`` leaves integers to torch where its
-    kernel rounds in another way.
+    and rounded once, which is what torch's accurate kernels give. Where its kernel rounds in another way, ``integers``
+    is a function of the converted integers that takes the same steps, or ``False``: integers are left to torch.
     """
 
     def result(x: TensorValue) -> TensorValue:
@@ -128,6 +128,8 @@ def unary(op: OpOverload, function: Unary, how: How = "composition", integers: b
                 of_false, of_true = op(torch.tensor([False, True])).tolist()
             choices = (constant(v, out_dtype(), x.device) for v in (of_true, of_false))
             return ops.where(x, *choices)
+        if callable(integers):
+            return integers(cast(x, out_dtype()))
         return rounded(function(cast(x, DType.float64)))
 
     def of_self(self: TensorValue) -> TensorValue:
@@ -168,7 +170,7 @@ for _op, _function in (
 ):
     unary(_op, _function, how="max")
 unary(aten.cos.default, float64.cos, how="max", integers=False)
-unary(aten.rsqrt.default, ops.rsqrt, how="max", integers=False)
+unary(aten.rsqrt.default, ops.rsqrt, how="max", integers=lambda x: reciprocal(ops.sqrt(x)))
 
 
 # -- sign ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
@@ -108,6 +109,8 @@ def map_to(
         supports: Capability check; returns the limit that a node exceeds, or ``None``.
         limits: One line for the supported-ops page.
 
+    Warns that a user's lowering of a composite op (``aten.linear``) has no effect.
+
     Raises:
         RegistrationError: ``ops`` is empty or not an ATen op, or the parameter count cannot take the schema's.
     """
@@ -119,7 +122,15 @@ def map_to(
         for op in ops:
             for overload in overloads_of(op):
                 _check_signature(overload, function, strict=isinstance(op, OpOverload))
-                aten_functions.add(Lowering(overload, function, how, supports, limits, modules))
+                lowering = Lowering(overload, function, how, supports, limits, modules)
+                aten_functions.add(lowering)
+                if not lowering.is_own and overload._can_decompose():
+                    warnings.warn(
+                        f"{overload} is composite: torch takes it apart before any backend sees it, so that this "
+                        "lowering is never called. Register the ops that it consists of (TORCH_LOGS=aot_graphs shows "
+                        "them).",
+                        stacklevel=2,
+                    )
         return function
 
     return register

@@ -25,6 +25,7 @@ from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.elementary import exp
 from torch_max_backend.aten_functions.reductions import at_least_1d, largest, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.errors import Unsupported
 
 
 # -- softmax ---------------------------------------------------------------------------------------------------------
@@ -46,6 +47,14 @@ def _has_kernel(x: TensorValue, axis: int) -> bool:
     return axis == x.rank - 1 and x.dtype != DType.float64
 
 
+def _refuse_converted_integers(x: TensorValue) -> None:
+    """Results for integers are compared to the bit, and the order of torch's float64 sum is its own."""
+    operation = x._mlir_value.owner
+    converted = x.dtype == DType.float64 and type(operation).__name__ == "CastOp"
+    if converted and not TensorValue(operation.operands[0].value).dtype.is_float():
+        raise Unsupported("a float64 softmax of integers, whose last bit torch rounds in its own way")
+
+
 def _softmax_along(x: TensorValue, axis: int) -> TensorValue:
     if _has_kernel(x, axis):
         return ops.softmax(x) + _poison(x, axis)
@@ -63,7 +72,9 @@ def _log_softmax_along(x: TensorValue, axis: int) -> TensorValue:
 def _along(
     x: TensorValue, dim: int, function: Callable[[TensorValue, int], TensorValue], dtype: DType | None = None
 ) -> TensorValue:
-    x = at_least_1d(x if dtype is None else cast(x, dtype))
+    x = x if dtype is None else cast(x, dtype)
+    _refuse_converted_integers(x)
+    x = at_least_1d(x)
     return reshape(cast(function(x, axis_of(dim, x.rank)), out_dtype()), out_shape())
 
 

@@ -352,7 +352,6 @@ for _op, _function in (
     (aten.cosh.default, cosh),
     (aten.special_erfcx.default, erfcx),
     (aten.digamma.default, digamma),
-    (aten.special_entr.default, entr),
     (aten.special_log_ndtr.default, log_ndtr),
     (aten.i0.default, i0),
     (aten.special_i0e.default, i0e),
@@ -360,6 +359,16 @@ for _op, _function in (
     (aten.special_i1e.default, i1e),
 ):
     unary(_op, in_float64(_function), integers=False)
+
+
+def _entr_in_steps(x: TensorValue) -> TensorValue:
+    """-x log x with the logarithm rounded before the product, as torch does."""
+    logarithm = cast(ops.log(cast(x, DType.float64)), x.dtype)
+    value = _select(_is(x, 0.0), 0.0, _mul(ops.negate(x), logarithm))
+    return _select(_below(x, 0.0), -INF, value)
+
+
+unary(aten.special_entr.default, in_float64(entr), integers=_entr_in_steps)
 
 
 # -- two operands --------------------------------------------------------------------------------------------------
@@ -415,4 +424,11 @@ def sinc(x: TensorValue) -> TensorValue:
     return _select(_is(x, 0.0), 1.0, _div(float64.sin(turn), turn))
 
 
-unary(aten.sinc.default, sinc, integers=False)
+def _sinc_in_steps(x: TensorValue) -> TensorValue:
+    """sin(pi x) / (pi x) with the product and the sine rounded before the quotient, as torch does."""
+    turn = _times(x, math.pi)
+    sine = cast(float64.sin(cast(turn, DType.float64)), x.dtype)
+    return _select(_is(x, 0.0), 1.0, _div(sine, turn))
+
+
+unary(aten.sinc.default, sinc, integers=_sinc_in_steps)

@@ -139,6 +139,8 @@ def _evaluate(name: str, operands: list[torch.Tensor], result: TensorValue) -> t
     value = rule(*operands)
     if value is None or value.dtype != dtype or list(value.shape) != [int(d) for d in result.shape]:
         return None
+    if dtype.is_floating_point and not value.any():
+        return None  # with a zero that it can see, MAX takes x * 0 for 0, also where x is NaN
     return value
 
 

@@ -47,9 +47,13 @@ def build_executable(
 
 
 def restride(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """A copy of ``tensor`` with the given strides, for outputs that torch promises with gaps in memory."""
-    result = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
-    return result.copy_(tensor)
+    """A copy of ``tensor`` with the given strides, for values that torch promises with gaps or repeats in memory."""
+    result = target = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+    for dim, step in enumerate(stride):
+        if step == 0 and size[dim] > 1:  # all elements along it are one in memory
+            tensor, target = tensor.narrow(dim, 0, 1), target.narrow(dim, 0, 1)
+    target.copy_(tensor)
+    return result
 
 
 def view_of(base: torch.Tensor, size: Sequence[int], stride: Sequence[int], shift: int) -> torch.Tensor:
