@@ -5,12 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from torch_max_backend.cli import app
+from torch_max_backend.compiler.bundle import export_bundle, import_bundle
 from torch_max_backend.compiler.store import FORMAT, Store, default_folder
+from torch_max_backend.errors import BundleError
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 BLOB = bytes(range(256)) * 16
@@ -176,3 +183,135 @@ def test_concurrent_writers_and_readers(store: Store, log: pytest.LogCaptureFixt
     assert len(list(store.folder.rglob("*.mef"))) == len(blobs)
     assert [p for p in store.folder.rglob("*") if p.name.startswith(".tmp-")] == []
     assert store.get(KEY) is not None
+
+
+# -- the limit -----------------------------------------------------------------------------------------------------
+def test_what_was_not_used_for_longest_is_deleted_first(tmp_path: Path) -> None:
+    store = Store(tmp_path, limit=2 * len(BLOB) + 10)
+    keys = [f"{i:02x}" * 32 for i in range(4)]
+    for age, key in enumerate(keys[:2]):
+        blob = BLOB + bytes([age])
+        store.put(blob, {key: "g"}, {})
+        os.utime(blob_file(store, blob), (age, age))
+    assert store.get(keys[0]) is not None  # used now, so that the second one is the oldest
+    store.put(BLOB + b"c", {keys[2]: "g"}, {})
+    assert [store.get(k) is not None for k in keys[:3]] == [True, False, True]
+    assert not entry_file(store, keys[1]).exists()
+
+
+def test_the_artifact_at_hand_stays_however_large(tmp_path: Path) -> None:
+    store = Store(tmp_path, limit=10)
+    store.put(BLOB, {KEY: "g"}, {})
+    assert store.get(KEY) is not None
+
+
+def test_clear(store: Store) -> None:
+    store.put(BLOB, {KEY: "g", OTHER: "h"}, {})
+    store.note_lookup(KEY, "hit")
+    assert store.clear() == 2
+    assert store.usage() == (0, 0)
+    assert store.get(KEY) is None
+    assert store.lookups() == []
+
+
+# -- locks ---------------------------------------------------------------------------------------------------------
+HOLD = """
+import sys, time
+from pathlib import Path
+from torch_max_backend.compiler.store import Store
+with Store(Path(sys.argv[1])).locked([sys.argv[2]]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_another_process_waits_and_a_killed_one_frees_its_lock(store: Store) -> None:
+    held = subprocess.Popen([sys.executable, "-c", HOLD, str(store.folder), KEY], stdout=subprocess.PIPE, text=True)
+    assert held.stdout is not None and held.stdout.readline() == "held\n"
+    entered = threading.Event()
+
+    def enter() -> None:
+        with store.locked([OTHER, KEY]):
+            entered.set()
+
+    waiter = threading.Thread(target=enter)
+    waiter.start()
+    try:
+        assert not entered.wait(0.5)
+        with store.locked(["ef" * 32]):  # another region is free
+            pass
+    finally:
+        held.kill()
+        held.wait()
+    assert entered.wait(10)
+    waiter.join()
+
+
+def test_without_a_folder_nothing_is_locked(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a_file").write_text("")
+    with Store(tmp_path / "a_file" / "below").locked([KEY]):
+        pass
+    assert "cannot be written" in log.text
+
+
+# -- why a key missed ----------------------------------------------------------------------------------------------
+def test_a_miss_names_the_parts_that_differ(store: Store) -> None:
+    parts = {"region": "r" * 64, "max": "26.7.0", "settings": "a"}
+    assert store.why_missing(parts) == "no such region was compiled yet"
+    store.put(BLOB, {KEY: "g"}, {KEY: parts})
+    store.put(BLOB, {OTHER: "g"}, {OTHER: parts | {"max": "26.6.0", "settings": "b"}})
+    assert store.why_missing(parts | {"max": "26.8.0"}) == "differs in max (26.8.0, was 26.7.0)"
+    assert store.why_missing(parts | {"region": "q" * 64}) == "no such region was compiled yet"
+    assert store.why_missing(parts) == "its artifact is missing or damaged"
+
+
+# -- bundles -------------------------------------------------------------------------------------------------------
+def test_a_bundle_carries_entries_to_another_store(store: Store, tmp_path: Path) -> None:
+    store.put(BLOB, {KEY: "g", OTHER: "h"}, {KEY: {"target": "here"}})
+    store.put(BLOB + b"!", {"ef" * 32: "i"}, {})
+    blob_file(store, BLOB + b"!").write_bytes(b"damaged")
+    assert export_bundle(store, tmp_path / "bundle") == 2
+    other = Store(tmp_path / "other")
+    assert import_bundle(other, tmp_path / "bundle").targets == {"here", ""}
+    for key in (KEY, OTHER):
+        mine, theirs = store.get(key), other.get(key)
+        assert mine is not None and theirs is not None
+        assert (mine.graph, mine.sha) == (theirs.graph, theirs.sha)
+    assert other.records() == [r for r in store.records() if r.key in (KEY, OTHER)]
+
+
+@pytest.mark.parametrize("damage", ["not a bundle", "truncated", "flipped"])
+def test_a_damaged_bundle_adds_nothing(store: Store, tmp_path: Path, damage: str) -> None:
+    store.put(BLOB, {KEY: "g"}, {})
+    file = tmp_path / "bundle"
+    export_bundle(store, file)
+    data = file.read_bytes()
+    flipped = data.replace(BLOB, BLOB[:-1] + b"?")
+    file.write_bytes({"not a bundle": b"text", "truncated": data[:2000], "flipped": flipped}[damage])
+    other = Store(tmp_path / "other")
+    with pytest.raises(BundleError):
+        import_bundle(other, file)
+    assert other.usage() == (0, 0)
+
+
+def test_the_command_line(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(store.folder))
+    store.put(BLOB, {KEY: "g"}, {KEY: {"target": "elsewhere", "max": "26.7.0"}})
+    store.note_lookup(KEY, "miss: differs in max (26.7.0, was 26.6.0)")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["cache", *arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert str(store.folder) in run("info")
+    assert KEY[:12] in run("list")
+    assert "differs in max" in run("explain", KEY[:6])
+    bundle = str(tmp_path / "bundle")
+    assert "wrote 1 entries" in run("export", bundle)
+    assert "deleted 1 entries" in run("clear")
+    assert "none of them is for this machine" in run("import", bundle)
+    assert store.get(KEY) is not None
+    (tmp_path / "text").write_text("no bundle")
+    assert CliRunner().invoke(app, ["cache", "import", str(tmp_path / "text")]).exit_code == 1

@@ -1,4 +1,4 @@
-"""The command line: ``torch-max-backend demo`` and ``torch-max-backend env``."""
+"""The command line: ``torch-max-backend demo``, ``env``, ``options`` and ``cache``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from torch_max_backend import cache_cli
 from torch_max_backend.options import ENVIRONMENT_ONLY, PREFIX, table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(cache_cli.app, name="cache")
 
 
 class Dtype(enum.StrEnum):

@@ -52,6 +52,10 @@ class CompileError(MaxBackendError, RuntimeError):
     """MAX could not compile a region. Carries the compiler's diagnostics."""
 
 
+class BundleError(MaxBackendError, ValueError):
+    """A file is no bundle of compiled regions, or is damaged, or could not be taken over."""
+
+
 class ExecutionError(MaxBackendError, RuntimeError):
     """A compiled region raised while it ran: a zero divisor of integers, or a failure of the engine."""
 

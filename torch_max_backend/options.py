@@ -41,6 +41,11 @@ class Options:
     )
     cache: bool = _option(True, "Keep compiled regions on disk and reuse them.")
     cache_dir: str = _option("", "Folder of the compiled regions; empty means the user's cache folder.")
+    cache_limit: int = _option(
+        10_000,
+        "Megabytes of compiled regions; above it, those not used for longest are deleted. 0 is no limit.",
+        least=0,
+    )
     compile_workers: int = _option(0, "Processes that compile at the same time; 0 means one per two cores.", least=0)
     profile: bool = _option(False, "Record profiler ranges around regions and islands.")
     verbose: bool = _option(False, "Log graphs, regions, islands, cache hits and compile times to stderr.")

@@ -125,9 +125,9 @@ def store_for(options: Options) -> Store:
         folder = Path(_scratch.name)
     else:
         folder = Path(options.cache_dir).expanduser() if options.cache_dir else default_folder()
-    if folder not in _stores:
-        _stores[folder] = Store(folder)
-    return _stores[folder]
+    store = _stores.setdefault(folder, Store(folder))
+    store.limit = options.cache_limit * 1_000_000
+    return store
 
 
 _scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -164,15 +164,27 @@ def compile_regions(regions: list[Region], options: Options) -> tuple[list[Model
         model = _load(store, job.key)
         if model is None:
             missing[job.key] = job
+            reason = store.why_missing(job.parts)
+            log.info("not in the cache: %s", reason)
+            store.note_lookup(job.key, f"miss: {reason}")
         else:
             models[job.key] = model
             stats.hits += 1
+            store.note_lookup(job.key, "hit")
     if missing:
         if _batch is not None:
             _dry_run(list(missing.values()))
             _batch.jobs.update(missing)
             return None
-        models.update(_compile(list(missing.values()), store, options, stats))
+        with store.locked(missing):
+            for key in list(missing):  # another process may have compiled it in the meantime
+                model = _load(store, key)
+                if model is not None:
+                    models[key] = model
+                    stats.hits += 1
+                    del missing[key]
+            if missing:
+                models.update(_compile(list(missing.values()), store, options, stats))
     return [models[job.key] for job in jobs], stats
 
 

@@ -4,9 +4,12 @@ Layout below the store's folder::
 
     v1/keys/<key[:2]>/<key>.json    one entry per region: which blob, which graph in it, the named parts of the key
     v1/blobs/<sha[:2]>/<sha>.mef    a compiled artifact, named by the SHA-256 of its bytes; may hold several graphs
+    v1/locks/<key>.lock             held by the process that compiles the region
+    v1/lookups.jsonl                the latest lookups, a JSON line each: when, key, hit or why not
 
 Files are written under a temporary name and renamed, so a reader never sees half of one. An entry whose blob is
-missing or does not match its name is a miss.
+missing or does not match its name is a miss. A blob's modification time is when it was last used; with a limit, those
+that were not used for longest are deleted first.
 """
 
 from __future__ import annotations
@@ -15,15 +18,23 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
+from filelock import FileLock, Timeout
 
 log = logging.getLogger("torch_max_backend")
 
 FORMAT = "v1"
+LOOKUPS_KEPT = 1 << 20
+"""Bytes of the list of lookups."""
 
 
 def default_folder() -> Path:
@@ -40,38 +51,69 @@ class Entry:
     sha: str
 
 
-class Store:
-    """Compiled regions below ``folder``; never raises for what the file system does, only warns."""
+@dataclass(frozen=True)
+class Record:
+    """A key as it stands in the store: which blob it names and what it was made of."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    key: str
+    sha: str
+    graph: str
+    parts: dict[str, str]
+
+    @classmethod
+    def parse(cls, key: str, text: str | bytes) -> Record:
+        """Read an entry's file.
+
+        Raises:
+            ValueError: It is not an entry of this store.
+        """
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ValueError("not an entry of this store")
+        sha, graph, parts = fields.get("blob"), fields.get("graph"), fields.get("parts", {})
+        if not (isinstance(sha, str) and isinstance(graph, str) and isinstance(parts, dict)):
+            raise ValueError("not an entry of this store")
+        return cls(key, sha, graph, parts)
+
+    def text(self) -> bytes:
+        """The entry's file."""
+        return json.dumps({"blob": self.sha, "graph": self.graph, "parts": self.parts}, indent=1).encode()
+
+
+class Store:
+    """Compiled regions below ``folder``; never raises for what the file system does, only warns.
+
+    ``limit`` is the size in bytes above which the artifacts that were not used for longest are deleted; 0 means none.
+    """
+
+    def __init__(self, folder: Path, limit: int = 0) -> None:
+        self.folder, self.limit = folder, limit
         self._warned = False
 
     def _key_path(self, key: str) -> Path:
         return self.folder / FORMAT / "keys" / key[:2] / f"{key}.json"
 
-    def _blob_path(self, sha: str) -> Path:
+    def blob_path(self, sha: str) -> Path:
         return self.folder / FORMAT / "blobs" / sha[:2] / f"{sha}.mef"
 
     def get(self, key: str) -> Entry | None:
         """The entry of ``key``, verified against its checksum; ``None`` if there is none that can be used."""
         path = self._key_path(key)
         try:
-            record = json.loads(path.read_text())
-            sha, graph = record["blob"], record["graph"]
-            if not (isinstance(sha, str) and isinstance(graph, str)):
-                raise TypeError("not an entry of this store")
-            blob = self._blob_path(sha)
+            record = Record.parse(key, path.read_bytes())
+            blob = self.blob_path(record.sha)
             found = hashlib.sha256(blob.read_bytes()).hexdigest()
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             log.warning("cache entry %s cannot be read (%s): compiling again", path, error)
             return None
-        if found != sha:
+        if found != record.sha:
             log.warning("cache entry %s is corrupt: compiling again", blob)
             return None
-        return Entry(blob, graph, sha)
+        with suppress(OSError):  # a folder that is only read keeps its times
+            os.utime(blob)
+        return Entry(blob, record.graph, record.sha)
 
     def put(self, blob: bytes, graphs: dict[str, str], parts: dict[str, dict[str, str]]) -> None:
         """Save an artifact under several keys.
@@ -83,22 +125,139 @@ class Store:
         """
         sha = hashlib.sha256(blob).hexdigest()
         try:
-            target = self._blob_path(sha)
+            target = self.blob_path(sha)
             if not _has(target, len(blob)) or hashlib.sha256(target.read_bytes()).hexdigest() != sha:
                 _write(target, blob)
             for key, graph in graphs.items():
-                record = {"blob": sha, "graph": graph, "parts": parts.get(key, {})}
-                _write(self._key_path(key), json.dumps(record, indent=1).encode())
+                _write(self._key_path(key), Record(key, sha, graph, parts.get(key, {})).text())
+            if self.limit:
+                self.evict(self.limit, keep=sha)
         except OSError as error:
-            if not self._warned:
-                log.warning("the cache folder %s cannot be written (%s): going on without it", self.folder, error)
-            self._warned = True
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            log.warning("the cache folder %s cannot be written (%s): going on without it", self.folder, error)
+        self._warned = True
+
+    @contextmanager
+    def locked(self, keys: Iterable[str]) -> Iterator[None]:
+        """Hold the locks of ``keys`` against other processes (and other threads); wait for those that have them.
+
+        The operating system frees the locks of a process that dies. Without a folder that can be written nothing is
+        locked: the same region may then be compiled twice.
+        """
+        with ExitStack() as stack:
+            for key in sorted(keys):  # in one order everywhere, so that no two wait for each other
+                lock = FileLock(self.folder / FORMAT / "locks" / f"{key}.lock", thread_local=False)
+                try:
+                    Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+                    try:
+                        lock.acquire(timeout=0)
+                    except Timeout:
+                        log.info("waiting for another process that compiles the same region")
+                        lock.acquire()
+                except OSError as error:
+                    self._warn(error)
+                    break
+                stack.callback(lock.release)
+            yield
+
+    # -- why a key missed -----------------------------------------------------------------------------------------
+    def why_missing(self, parts: dict[str, str]) -> str:
+        """Why no entry has a key made of ``parts``: the parts in which the nearest entry of that region differs."""
+        same_region = [r for r in self.records() if r.parts.get("region") == parts.get("region")]
+        if not same_region:
+            return "no such region was compiled yet"
+        differences = [[n for n in parts if r.parts.get(n) != parts[n]] for r in same_region]
+        nearest = min(range(len(same_region)), key=lambda i: len(differences[i]))
+        record, differs = same_region[nearest], differences[nearest]
+        if not differs:
+            return "its artifact is missing or damaged"
+        return "differs in " + ", ".join(
+            f"{n} ({_brief(parts[n])}, was {_brief(record.parts.get(n))})" for n in differs
+        )
+
+    def note_lookup(self, key: str, answer: str) -> None:
+        """Append to the list of lookups; what does not fit into :data:`LOOKUPS_KEPT` bytes is forgotten."""
+        path = self.folder / FORMAT / "lookups.jsonl"
+        line = json.dumps({"time": round(time.time(), 3), "pid": os.getpid(), "key": key, "answer": answer})
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size > LOOKUPS_KEPT:
+                _write(path, b"".join(path.read_bytes().splitlines(keepends=True)[-LOOKUPS_KEPT // 400 :]))
+            with path.open("a") as file:
+                file.write(line + "\n")
+
+    def lookups(self) -> list[dict[str, Any]]:
+        """The latest lookups, oldest first: ``time`` (seconds since 1970), ``pid``, ``key``, ``answer``."""
+        found = []
+        with suppress(OSError):
+            for line in (self.folder / FORMAT / "lookups.jsonl").read_text().splitlines():
+                with suppress(ValueError):
+                    found.append(json.loads(line))
+        return found
+
+    # -- the whole store ------------------------------------------------------------------------------------------
+    def records(self) -> list[Record]:
+        """All entries that can be read, by key."""
+        found = []
+        for path in sorted((self.folder / FORMAT / "keys").rglob("*.json")):
+            with suppress(OSError, ValueError):
+                found.append(Record.parse(path.stem, path.read_bytes()))
+        return found
+
+    def blobs(self) -> dict[str, os.stat_result]:
+        """The checksums of all artifacts, with their sizes and times; those not used for longest come first."""
+        found = {}
+        for path in (self.folder / FORMAT / "blobs").rglob("*.mef"):
+            with suppress(OSError):
+                found[path.stem] = path.stat()
+        return dict(sorted(found.items(), key=lambda item: item[1].st_mtime))
+
+    def evict(self, limit: int, keep: str = "") -> int:
+        """Delete artifacts, and the entries that name them, until all take at most ``limit`` bytes.
+
+        Args:
+            keep: Checksum of an artifact that stays, however large.
+
+        Returns:
+            How many artifacts were deleted.
+        """
+        blobs = self.blobs()
+        size = sum(stat.st_size for stat in blobs.values())
+        gone = set()
+        for sha, stat in blobs.items():
+            if size <= limit:
+                break
+            if sha != keep:
+                gone.add(sha)
+                size -= stat.st_size
+        if gone:
+            for record in self.records():
+                if record.sha in gone:
+                    self._key_path(record.key).unlink(missing_ok=True)
+            for sha in gone:
+                self.blob_path(sha).unlink(missing_ok=True)
+        return len(gone)
+
+    def clear(self) -> int:
+        """Delete every entry and artifact; returns how many entries there were. Compiled functions stay usable."""
+        records = self.records()
+        for name in ("keys", "blobs", "locks"):
+            shutil.rmtree(self.folder / FORMAT / name, ignore_errors=True)
+        (self.folder / FORMAT / "lookups.jsonl").unlink(missing_ok=True)
+        return len(records)
 
     def usage(self) -> tuple[int, int]:
         """Number of entries and total bytes."""
         root = self.folder / FORMAT
-        files = [p for p in root.rglob("*") if p.is_file()] if root.is_dir() else []
+        files = [p for p in root.rglob("*") if p.is_file() and p.suffix in (".json", ".mef")] if root.is_dir() else []
         return sum(p.suffix == ".json" for p in files), sum(p.stat().st_size for p in files)
+
+
+def _brief(part: str | None) -> str:
+    return "nothing" if not part else part if len(part) < 40 else f"{part[:12]}…"
 
 
 def _has(path: Path, size: int) -> bool:
