@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from max.engine import Model
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from torch_max_backend import aten_functions  # noqa: F401  (registers every lowering)
-from torch_max_backend.compiler.compile import compile_regions
+from torch_max_backend.compiler.compile import CompileStats, compile_in_background, compile_regions, is_batching
 from torch_max_backend.compiler.lowering import NodeRefused, mismatch_error
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.diagnostics.report import GraphReport, record
@@ -78,8 +79,12 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
         plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
         if options.fallback == "error" and plan.islands:
             raise _strict_error(plan.islands)
+        later = _Switch(gm, plan, static, options)
         try:
-            compiled = compile_regions(plan.regions, options)
+            if options.compile == "background" and not is_batching():
+                compiled = compile_in_background(plan.regions, options, later.ready)
+            else:
+                compiled = compile_regions(plan.regions, options)
             break
         except NodeRefused as refusal:
             if refusal.symbols and specialize(refusal.node, refusal.symbols):
@@ -93,16 +98,49 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
             log.warning("%s\nTorch runs the graph instead.", error)
             for region in plan.regions:
                 refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
+    if plan.islands:
+        warnings.warn(_fallback_warning(plan), stacklevel=2)
     if compiled is None:
-        return _eager(gm)
-    models, stats = compiled
+        return later
+    return _finish(gm, plan, static, options, *compiled)
+
+
+def _finish(
+    gm: fx.GraphModule,
+    plan: Plan,
+    static: frozenset[int],
+    options: Options,
+    models: list[Model],
+    stats: CompileStats,
+) -> Callable[[list[Any]], Any]:
+    """Write the call path, and report."""
     call = build_executable(gm, plan, models, static, options.profile)
     report = GraphReport.of(gm, plan, stats)
     record(report)
     log.info("%s\n%s", report.summary(), call.source)  # type: ignore[attr-defined]
-    if plan.islands:
-        warnings.warn(_fallback_warning(plan), stacklevel=2)
     return call
+
+
+class _Switch:
+    """Runs a graph in torch until its models are ready, and with them from the next call on."""
+
+    _boxed_call = True
+
+    def __init__(self, gm: fx.GraphModule, plan: Plan, static: frozenset[int], options: Options) -> None:
+        self.gm, self.plan, self.static, self.options = gm, plan, static, options
+        self.call: Callable[[list[Any]], Any] = self._eager
+
+    def __call__(self, args: list[Any]) -> Any:
+        return self.call(args)
+
+    def ready(self, models: list[Model], stats: CompileStats) -> None:
+        """Take the models. A call that is under way ends as it began."""
+        self.call = _finish(self.gm, self.plan, self.static, self.options, models, stats)
+
+    def _eager(self, args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()
+        return fx.Interpreter(self.gm).run(*values)
 
 
 def _min_block(options: Options) -> int:
@@ -117,16 +155,6 @@ def _static_inputs(gm: fx.GraphModule) -> frozenset[int]:
     names = [n for n in gm.graph.nodes if n.op == "placeholder"]
     first_is_forward = bool(names) and not any(str(n.target).startswith("tangents") for n in names)
     return frozenset(indices) if first_is_forward else frozenset()
-
-
-def _eager(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    def call(args: list[Any]) -> Any:
-        values = list(args)
-        args.clear()
-        return fx.Interpreter(gm).run(*values)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
 
 
 def _strict_error(islands: list[Island]) -> UnsupportedOpError:

@@ -46,6 +46,9 @@ class Options:
         "Megabytes of compiled regions; above it, those not used for longest are deleted. 0 is no limit.",
         least=0,
     )
+    compile: Literal["wait", "background"] = _option(
+        "wait", "Whether a call waits for its graph to be compiled, or runs in eager until it is."
+    )
     compile_workers: int = _option(0, "Processes that compile at the same time; 0 means one per two cores.", least=0)
     profile: bool = _option(False, "Record profiler ranges around regions and islands.")
     verbose: bool = _option(False, "Log graphs, regions, islands, cache hits and compile times to stderr.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from max.graph import Module
 from torch_max_backend.aten_functions.context import CodeSettings
 from torch_max_backend.compiler.key import key_of, key_parts
 from torch_max_backend.compiler.lowering import build_graph, refuse_negative_numbers
-from torch_max_backend.compiler.pool import pool_for
+from torch_max_backend.compiler.pool import is_closing, pool_for
 from torch_max_backend.compiler.store import Store, default_folder
 from torch_max_backend.diagnostics.progress import compiling
 from torch_max_backend.errors import CompileError
@@ -151,26 +152,8 @@ def compile_regions(regions: list[Region], options: Options) -> tuple[list[Model
         NodeRefused: A lowering declined a node; nothing was compiled.
         CompileError: MAX could not compile.
     """
-    stats = CompileStats(len(regions))
-    store, settings = store_for(options), code_settings()
-    jobs, models = [], {}
-    for region in regions:
-        refuse_negative_numbers(region)
-        devices = devices_of(region)
-        parts = key_parts(region, settings, target_for(devices)[1])
-        jobs.append(Job(region, key_of(parts), parts, devices, settings))
-    missing: dict[str, Job] = {}
-    for job in jobs:
-        model = _load(store, job.key)
-        if model is None:
-            missing[job.key] = job
-            reason = store.why_missing(job.parts)
-            log.info("not in the cache: %s", reason)
-            store.note_lookup(job.key, f"miss: {reason}")
-        else:
-            models[job.key] = model
-            stats.hits += 1
-            store.note_lookup(job.key, "hit")
+    found = _look_up(regions, options)
+    missing, store = found.missing, found.store
     if missing:
         if _batch is not None:
             _dry_run(list(missing.values()))
@@ -180,12 +163,97 @@ def compile_regions(regions: list[Region], options: Options) -> tuple[list[Model
             for key in list(missing):  # another process may have compiled it in the meantime
                 model = _load(store, key)
                 if model is not None:
-                    models[key] = model
-                    stats.hits += 1
+                    found.models[key] = model
+                    found.stats.hits += 1
                     del missing[key]
             if missing:
-                models.update(_compile(list(missing.values()), store, options, stats))
-    return [models[job.key] for job in jobs], stats
+                found.models.update(_compile(list(missing.values()), store, options, found.stats))
+    return found.in_order(), found.stats
+
+
+Ready = Callable[[list[Model], CompileStats], None]
+_pending: set[Future[None]] = set()
+
+
+def compile_in_background(
+    regions: list[Region], options: Options, ready: Ready
+) -> tuple[list[Model], CompileStats] | None:
+    """Models for ``regions`` if the store has all of them; otherwise ``None``, and ``ready`` is called with them later.
+
+    Lowering is done here and now. ``ready`` runs in another thread; a failure of the compiler is logged once.
+
+    Raises:
+        NodeRefused: A lowering declined a node; nothing was compiled.
+    """
+    found = _look_up(regions, options)
+    if not found.missing:
+        return found.in_order(), found.stats
+    jobs = list(found.missing.values())
+    start = time.perf_counter()
+    future = _submit(jobs, options)
+    found.stats.lower_s += time.perf_counter() - start
+    done: Future[None] = Future()
+    _pending.add(done)
+
+    def finish(compiled: Future[tuple[bytes, float]]) -> None:
+        try:
+            artifact, seconds = compiled.result()
+            found.stats.compile_s += seconds
+            found.models.update(_loaded(artifact, jobs, found.store))
+            ready(found.in_order(), found.stats)
+        except CancelledError:
+            pass  # the program ends
+        except Exception as error:  # nobody waits for this thread: whatever went wrong is said here
+            if not is_closing():
+                log.warning("compiling in the background failed, the function stays in eager: %s", error)
+        finally:
+            _pending.discard(done)
+            done.set_result(None)
+
+    future.add_done_callback(finish)
+    return None
+
+
+def wait_for_compiles(timeout: float | None = None) -> bool:
+    """Wait until nothing is compiled in the background any more, at most ``timeout`` seconds; whether that is so."""
+    return not wait(list(_pending), timeout).not_done
+
+
+@dataclass
+class Lookup:
+    """What the store has for a graph's regions: a job per region in order, models and missing jobs by key."""
+
+    store: Store
+    stats: CompileStats
+    jobs: list[Job] = field(default_factory=list)
+    models: dict[str, Model] = field(default_factory=dict)
+    missing: dict[str, Job] = field(default_factory=dict)
+
+    def in_order(self) -> list[Model]:
+        """The models of the regions, once none is missing."""
+        return [self.models[job.key] for job in self.jobs]
+
+
+def _look_up(regions: list[Region], options: Options) -> Lookup:
+    store, settings = store_for(options), code_settings()
+    found = Lookup(store, CompileStats(len(regions)))
+    for region in regions:
+        refuse_negative_numbers(region)
+        devices = devices_of(region)
+        parts = key_parts(region, settings, target_for(devices)[1])
+        found.jobs.append(Job(region, key_of(parts), parts, devices, settings))
+    for job in found.jobs:
+        model = _load(store, job.key)
+        if model is None:
+            found.missing[job.key] = job
+            reason = store.why_missing(job.parts)
+            log.info("not in the cache: %s", reason)
+            store.note_lookup(job.key, f"miss: {reason}")
+        else:
+            found.models[job.key] = model
+            found.stats.hits += 1
+            store.note_lookup(job.key, "hit")
+    return found
 
 
 def _load(store: Store, key: str) -> Model | None:
@@ -227,12 +295,17 @@ def _compile(jobs: list[Job], store: Store, options: Options, stats: CompileStat
         artifact, seconds = future.result()
     stats.compile_s += seconds
     log.info("compiled in %.1f s", seconds)
+    return _loaded(artifact, jobs, store)
+
+
+def _loaded(artifact: bytes, jobs: list[Job], store: Store) -> dict[str, Model]:
+    """Save a new artifact and load its models, by key."""
     _save(store, artifact, jobs)
     models = {job.key: _load(store, job.key) for job in jobs}
-    if any(m is None for m in models.values()):  # the store could not be written: load from memory's copy
-        with tempfile.NamedTemporaryFile(suffix=".mef") as file:
-            file.write(artifact)
-            file.flush()
-            loaded = load(Path(file.name), f"unsaved-{jobs[0].key}")
-        models = {key: loaded[name] for key, name in graph_names(jobs).items()}
-    return models
+    if all(m is not None for m in models.values()):
+        return models
+    with tempfile.NamedTemporaryFile(suffix=".mef") as file:  # the store could not be written
+        file.write(artifact)
+        file.flush()
+        loaded = load(Path(file.name), f"unsaved-{jobs[0].key}")
+    return {key: loaded[name] for key, name in graph_names(jobs).items()}

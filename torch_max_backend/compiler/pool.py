@@ -157,10 +157,20 @@ def pool_for(target: Target, workers: int = 0) -> CompilePool:
         return _pools[key]
 
 
+_closing = False
+
+
+def is_closing() -> bool:
+    """Whether the interpreter is exiting, so that compiles which fail have a reason."""
+    return _closing
+
+
 @atexit.register
 def close_pools() -> None:
     """End every worker; runs when the interpreter exits."""
+    global _closing
     with _lock:
+        _closing = True
         for pool in _pools.values():
             pool.close()
         _pools.clear()

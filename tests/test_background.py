@@ -1,0 +1,101 @@
+"""``compile="background"``: eager until the compiler is done, the compiled graph from then on."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+
+from torch_max_backend import reports, wait_for_compiles
+from torch_max_backend.compiler import compile as compile_module
+from torch_max_backend.diagnostics import report
+from torch_max_backend.errors import CompileError
+
+COMPILE_S = 120.0
+
+
+class Gate:
+    """Stands in for the compile pool: holds each job until it is opened, or fails it."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.held = error, list[tuple[Future[Any], Future[Any]]]()
+
+    def hold(self, real: Future[Any]) -> Future[Any]:
+        shown: Future[Any] = Future()
+        self.held.append((real, shown))
+        return shown
+
+    def open(self) -> None:
+        for real, shown in self.held:
+            if self.error is None:
+                shown.set_result(real.result(COMPILE_S))
+            else:
+                shown.set_exception(self.error)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Gate:
+    gate, submit = Gate(getattr(request, "param", None)), compile_module._submit
+
+    def held(jobs: Any, options: Any) -> Future[Any]:
+        return gate.hold(Future() if gate.error else submit(jobs, options))
+
+    monkeypatch.setattr(compile_module, "_submit", held)
+    return gate
+
+
+def function(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    state.add_(1)
+    keep = torch.rand_like(x) < 0.5
+    return (x * keep + state).cos()
+
+
+def run(compiled: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(seed)
+    state = torch.arange(6.0)
+    return compiled(torch.linspace(-2, 2, 6), state), state
+
+
+def background(tmp_path: Any) -> Any:
+    options = {"compile": "background", "fallback": "error", "cache_dir": str(tmp_path)}
+    return torch.compile(function, backend="max_backend", options=options)
+
+
+def test_it_switches_when_the_compiler_is_done(gate: Gate, tmp_path: Any) -> None:
+    report.clear()
+    compiled = background(tmp_path)
+    for seed in (1, 2):
+        torch.testing.assert_close(run(compiled, seed), run(function, seed), rtol=0, atol=0)  # eager itself
+    assert not wait_for_compiles(0.0)
+    assert not reports()
+    gate.open()
+    assert wait_for_compiles(COMPILE_S)
+    (only,) = reports()
+    assert only.stats.regions >= 1
+    assert only.stats.hits == 0
+    torch.testing.assert_close(run(compiled, 3), run(function, 3))
+
+    torch._dynamo.reset()  # now the store has it: nothing is left for the background
+    report.clear()
+    torch.testing.assert_close(run(background(tmp_path), 4), run(function, 4))
+    assert reports()[0].stats.hits == reports()[0].stats.regions
+    assert len(gate.held) == 1
+
+
+@pytest.mark.parametrize("gate", [CompileError("no compiler today")], indirect=True)
+def test_a_failure_is_told_once_and_the_function_stays_eager(
+    gate: Gate, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled = background(tmp_path)
+    with caplog.at_level(logging.WARNING, "torch_max_backend"):
+        run(compiled, 1)
+        gate.open()
+        assert wait_for_compiles(COMPILE_S)
+        for seed in (2, 3):
+            torch.testing.assert_close(run(compiled, seed), run(function, seed), rtol=0, atol=0)
+    told = [r.message for r in caplog.records if "no compiler today" in r.message]
+    assert len(told) == 1
+    assert "stays in eager" in told[0]
