@@ -73,6 +73,15 @@ def test_what_is_not_folded(function: Callable[..., object], op: object) -> None
     assert op in targets(folded(function, torch.randn(4)))
 
 
+def test_what_raises_raises_when_it_is_called() -> None:
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(3)[torch.tensor([5])]
+
+    gm = folded(wrong, torch.randn(1))
+    with pytest.raises(IndexError):
+        gm(torch.randn(1))
+
+
 def test_sizes_that_vary_are_not_folded() -> None:
     gm = folded(lambda x: x + torch.arange(x.shape[0]) * 2, torch.randn(4), dynamic=True)
     assert any(t is aten.mul.Tensor for t in targets(gm))

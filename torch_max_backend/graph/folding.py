@@ -1,12 +1,13 @@
 """Constant folding, of whole nodes: what depends on no input is computed once, by torch, while the graph is compiled.
 
 Positions, masks and index arithmetic of models are such values. MAX would compile and run them in modules of their own
-before it compiles the graph, which takes 10 to 15 s each; here they cost microseconds, and they
-enter regions as inputs, so that graphs which differ in their values alone share an artifact.
+before it compiles the graph, which takes 10 to 15 s each; here they cost microseconds, and they enter regions
+as inputs, so that graphs which differ in their values alone share an artifact.
 """
 
 from __future__ import annotations
 
+import logging
 import operator
 
 import torch
@@ -19,6 +20,7 @@ from torch_max_backend.graph.region import map_nodes
 from torch_max_backend.graph.tensors import is_plain, order_of, storage_key, symbols_of, tensors_of, value_of
 
 aten = torch.ops.aten
+log = logging.getLogger("torch_max_backend")
 
 LARGEST_CONSTANT = 16 << 20
 """Bytes above which a value is computed in every call, where it may be fused, and not kept."""
@@ -49,10 +51,9 @@ def fold_constants(gm: fx.GraphModule) -> None:
     if not wanted:
         return
     with _disable_current_modes(), torch.no_grad():
-        values = _evaluate(gm, wanted)
-        for node in wanted:
+        for node, value in _evaluate(gm, wanted).items():
             with gm.graph.inserting_before(node):
-                folded = _fill(gm, values[node]) or _attribute(gm, f"_folded_{node.name}", values[node])
+                folded = _fill(gm, value) or _attribute(gm, f"_folded_{node.name}", value)
             folded.meta.update(val=value_of(node), stack_trace=node.meta.get("stack_trace"))
             node.replace_all_uses_with(folded)
     gm.graph.eliminate_dead_code(lambda n: n not in constants)
@@ -99,7 +100,7 @@ def _is_fill(node: fx.Node) -> bool:
 
 
 def _evaluate(gm: fx.GraphModule, wanted: list[fx.Node]) -> dict[fx.Node, torch.Tensor]:
-    """The values of ``wanted``, by running them and what they depend on."""
+    """The values of ``wanted``, by running them and what they depend on; what raises will raise when it is called."""
     values: dict[fx.Node, torch.Tensor] = {}
 
     def value(node: fx.Node) -> torch.Tensor:
@@ -111,7 +112,15 @@ def _evaluate(gm: fx.GraphModule, wanted: list[fx.Node]) -> dict[fx.Node, torch.
                 values[node] = node.target(*args, **kwargs)
         return values[node]
 
-    return {node: value(node) for node in wanted}
+    found = {}
+    for node in wanted:
+        try:
+            found[node] = value(node)
+        except Exception as error:  # whatever an op may raise
+            log.info("%s is not folded: %s", node, error)
+    for device in {v.device for v in found.values() if v.is_cuda}:
+        torch.cuda.synchronize(device)  # calls may come from any stream
+    return found
 
 
 def _fill(gm: fx.GraphModule, value: torch.Tensor) -> fx.Node | None:
