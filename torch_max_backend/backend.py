@@ -6,6 +6,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,7 +80,8 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
         plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
         if options.fallback == "error" and plan.islands:
             raise _strict_error(plan.islands)
-        later = _Switch(gm, plan, static, options)
+        build = _Build(gm, plan, static, options, str(torch._guards.CompileContext.current_compile_id() or ""))
+        later = _Switch(build)
         try:
             if options.compile == "background" and not is_batching():
                 compiled = compile_in_background(plan.regions, options, later.ready)
@@ -102,23 +104,26 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
         warnings.warn(_fallback_warning(plan), stacklevel=2)
     if compiled is None:
         return later
-    return _finish(gm, plan, static, options, *compiled)
+    return build.finish(*compiled)
 
 
-def _finish(
-    gm: fx.GraphModule,
-    plan: Plan,
-    static: frozenset[int],
-    options: Options,
-    models: list[Model],
-    stats: CompileStats,
-) -> Callable[[list[Any]], Any]:
-    """Write the call path, and report."""
-    call = build_executable(gm, plan, models, static, options.profile)
-    report = GraphReport.of(gm, plan, stats)
-    record(report)
-    log.info("%s\n%s", report.summary(), call.source)  # type: ignore[attr-defined]
-    return call
+@dataclass(frozen=True)
+class _Build:
+    """A graph that is cut and lowered, and lacks its models."""
+
+    gm: fx.GraphModule
+    plan: Plan
+    static: frozenset[int]
+    options: Options
+    compile_id: str
+
+    def finish(self, models: list[Model], stats: CompileStats) -> Callable[[list[Any]], Any]:
+        """Write the call path, and report."""
+        call = build_executable(self.gm, self.plan, models, self.static, self.options.profile)
+        report = GraphReport.of(self.compile_id, self.gm, self.plan, stats)
+        record(report)
+        log.info("%s\n%s", report.summary(), call.source)  # type: ignore[attr-defined]
+        return call
 
 
 class _Switch:
@@ -126,8 +131,8 @@ class _Switch:
 
     _boxed_call = True
 
-    def __init__(self, gm: fx.GraphModule, plan: Plan, static: frozenset[int], options: Options) -> None:
-        self.gm, self.plan, self.static, self.options = gm, plan, static, options
+    def __init__(self, build: _Build) -> None:
+        self.build = build
         self.call: Callable[[list[Any]], Any] = self._eager
 
     def __call__(self, args: list[Any]) -> Any:
@@ -135,12 +140,12 @@ class _Switch:
 
     def ready(self, models: list[Model], stats: CompileStats) -> None:
         """Take the models. A call that is under way ends as it began."""
-        self.call = _finish(self.gm, self.plan, self.static, self.options, models, stats)
+        self.call = self.build.finish(models, stats)
 
     def _eager(self, args: list[Any]) -> Any:
         values = list(args)
         args.clear()
-        return fx.Interpreter(self.gm).run(*values)
+        return fx.Interpreter(self.build.gm).run(*values)
 
 
 def _min_block(options: Options) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from torch_max_backend.backend import max_backend
+from torch_max_backend.compiler.compile import wait_for_compiles
 from torch_max_backend.diagnostics import report
+from torch_max_backend.diagnostics.progress import compiling
 from torch_max_backend.errors import MaxBackendError
 
 
@@ -72,45 +75,77 @@ MODELS: dict[str, Callable[[int], tuple[nn.Module, tuple[torch.Tensor, ...], int
 }
 
 
-def run(name: str, device: str, dtype: torch.dtype, batch: int, repeats: int = 9) -> Row:
-    """Build a model, run it both ways and measure.
+@dataclass
+class _Started:
+    """A model whose graphs are compiled in the background, and the names that torch gave these graphs."""
+
+    name: str
+    model: nn.Module
+    compiled: Any
+    inputs: tuple[torch.Tensor, ...]
+    work: int
+    unit: str
+    compile_ids: list[str]
+    first_s: float
+
+
+def run(names: Sequence[str], device: str, dtype: torch.dtype, batch: int, repeats: int = 9) -> list[Row]:
+    """Build models, compile them side by side, run each both ways and measure.
 
     Args:
-        name: A key of :data:`MODELS`.
+        names: Keys of :data:`MODELS`.
         repeats: Interleaved timing rounds; the medians are reported.
     """
+    torch._dynamo.reset()
+    report.clear()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        started = [_start(name, device, dtype, batch, workers=len(names)) for name in names]
+        with compiling(" and ".join(names)):
+            wait_for_compiles()
+        return [_measure(s, device, repeats) for s in started]
+
+
+def _start(name: str, device: str, dtype: torch.dtype, batch: int, workers: int) -> _Started:
     torch.manual_seed(0)
     model, inputs, work, unit = MODELS[name](batch)
     model = model.eval().to(device=device, dtype=dtype)
     inputs = tuple(x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype) for x in inputs)
-    torch._dynamo.reset()
-    report.clear()
-    compiled: Any = torch.compile(model, backend="max_backend")
-    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("always")
-        wanted = model(*inputs)
-        start = time.perf_counter()
-        given = compiled(*inputs)
-        _synchronize(device)
-        first = time.perf_counter() - start
-        eager_s, backend_s = _interleaved([lambda: model(*inputs), lambda: compiled(*inputs)], device, repeats)
-    reports = report.reports()
-    difference = (given.double() - wanted.double()).abs()
+    options = {"compile": "background", "compile_workers": workers}
+    compile_ids: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        compile_ids.append(str(torch._guards.CompileContext.current_compile_id()))
+        return max_backend(gm, example_inputs, options=options)
+
+    compiled: Any = torch.compile(model, backend=backend)
+    start = time.perf_counter()
+    compiled(*inputs)
+    _synchronize(device)
+    return _Started(name, model, compiled, inputs, work, unit, compile_ids, time.perf_counter() - start)
+
+
+def _measure(started: _Started, device: str, repeats: int) -> Row:
+    model, compiled, inputs = started.model, started.compiled, started.inputs
+    eager_s, backend_s = _interleaved([lambda: model(*inputs), lambda: compiled(*inputs)], device, repeats)
+    reports = [r for r in report.reports() if r.compile_id in started.compile_ids]
+    wanted, given = model(*inputs).double(), compiled(*inputs).double()
+    difference = (given - wanted).abs()
     return Row(
-        name,
+        started.name,
         sum(p.numel() for p in model.parameters()),
         sum(r.stats.regions for r in reports),
         sum(len(r.islands) for r in reports),
         sum(r.stats.hits for r in reports),
         sum(r.stats.compile_s for r in reports),
-        first,
+        started.first_s,
         eager_s,
         backend_s,
-        work,
-        unit,
+        started.work,
+        started.unit,
         float(difference.max()),
         float(difference.mean()),
-        float(wanted.double().abs().max()),
+        float(wanted.abs().max()),
     )
 
 

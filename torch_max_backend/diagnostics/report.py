@@ -13,24 +13,25 @@ from torch_max_backend.graph.partition import Island, Plan
 
 @dataclass(frozen=True)
 class GraphReport:
-    """One compiled FX graph."""
+    """One compiled FX graph. ``compile_id`` is torch's name for it (``1/0``), which ``TORCH_LOGS`` prints too."""
 
+    compile_id: str
     nodes: int
     max_nodes: int
     islands: tuple[Island, ...]
     stats: CompileStats
 
     @staticmethod
-    def of(gm: fx.GraphModule, plan: Plan, stats: CompileStats) -> GraphReport:
+    def of(compile_id: str, gm: fx.GraphModule, plan: Plan, stats: CompileStats) -> GraphReport:
         """The report of a compiled plan."""
         nodes = sum(n.op == "call_function" for n in gm.graph.nodes)
-        return GraphReport(nodes, sum(r.compute_nodes for r in plan.regions), tuple(plan.islands), stats)
+        return GraphReport(compile_id, nodes, sum(r.compute_nodes for r in plan.regions), tuple(plan.islands), stats)
 
     def summary(self) -> str:
         """One line."""
         s = self.stats
         return (
-            f"graph of {self.nodes} nodes: {s.regions} region(s) with {self.max_nodes} nodes, "
+            f"graph {self.compile_id} of {self.nodes} nodes: {s.regions} region(s) with {self.max_nodes} nodes, "
             f"{len(self.islands)} island op(s), {s.hits} from the cache, "
             f"lowered in {s.lower_s:.2f} s, compiled in {s.compile_s:.1f} s"
         )
