@@ -122,7 +122,7 @@ def _graph(calls: list[Call], module: Module) -> None:
 
 
 @pytest.mark.xdist_group("gpu_kernels")
-@pytest.mark.parametrize(("api", "architecture"), [("cuda", "sm_90a")])
+@pytest.mark.parametrize(("api", "architecture"), [("cuda", "sm_90a"), ("hip", "gfx942")])
 def test_every_kernel_compiles(api: str, architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     families = _families()
     cases = [c for family, names in CASES.items() for c in families[family] if c.name in names]
