@@ -246,9 +246,10 @@ def _look_up(regions: list[Region], options: Options) -> Lookup:
         model = _load(store, job.key)
         if model is None:
             found.missing[job.key] = job
-            reason = store.why_missing(job.parts)
-            log.info("not in the cache: %s", reason)
-            store.note_lookup(job.key, f"miss: {reason}")
+            if not is_batching():  # the reason is for people, and takes reading every entry
+                reason = store.why_missing(job.parts)
+                log.info("not in the cache: %s", reason)
+                store.note_lookup(job.key, f"miss: {reason}")
         else:
             found.models[job.key] = model
             found.stats.hits += 1
