@@ -113,6 +113,8 @@ def number(value: float, dtype: DType = DType.float32) -> TensorValue:
         (lambda x: ops.where(number(1.0) > number(2.0), x, number(5.0) - 1), ["rmo.select"], "4.000000e+00"),
         (lambda x: x + ops.cast(ops.cast(number(1e10), DType.int32), DType.float32), None, "mo.cast"),
         (lambda x: x + ops.max(number(float("nan")), number(1.0)), None, "rmo.max"),
+        (lambda x: x * ops.cast(number(0, DType.int64), DType.float32), None, "mo.cast"),
+        (lambda x: x * (number(2.0) - number(2.0)), None, "rmo.sub"),
         (lambda x: x * ops.broadcast_to(number(2.0), [2, 3]), ["rmo.broadcast_to", "rmo.mul"], "rmo.broadcast_to"),
     ],
 )

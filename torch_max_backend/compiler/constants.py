@@ -66,7 +66,7 @@ RULES: dict[str, Callable[..., torch.Tensor | None]] = {
     "rmo.select": torch.where,
     "rmo.mo.range": torch.arange,
 }
-"""The value of an op's result, by its name; ``None`` where MAX shall compute it. All agree with MAX to the bit."""
+"""The value of an op's result, by its name; ``None`` where MAX shall compute it. It is torch's value, as in eager."""
 
 SHAPED = {
     "mo.cast": _cast,
@@ -132,11 +132,10 @@ def _evaluate(name: str, operands: list[torch.Tensor], result: TensorValue) -> t
     if torch.Size(int(d) for d in result.shape).numel() * dtype.itemsize > LARGEST_CONSTANT:
         return None
     if name in SHAPED:
-        return SHAPED[name](operands[0], result)
-    rule = RULES.get(name)
-    if rule is None:
-        return None
-    value = rule(*operands)
+        value = SHAPED[name](operands[0], result)
+    else:
+        rule = RULES.get(name)
+        value = rule(*operands) if rule is not None else None
     if value is None or value.dtype != dtype or list(value.shape) != [int(d) for d in result.shape]:
         return None
     if dtype.is_floating_point and not value.any():

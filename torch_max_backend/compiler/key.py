@@ -115,7 +115,7 @@ def _lowering_digest(region: Region) -> str:
 
 @functools.cache
 def _digest_named(modules: frozenset[str]) -> str:
-    compiler = [Path(__file__).with_name("lowering.py"), Path(__file__).with_name("dims.py")]
+    compiler = [Path(__file__).with_name(name) for name in ("lowering.py", "dims.py", "constants.py")]
     return _digest_files([*(_FAMILIES / f"{m}.py" for m in modules), *compiler])
 
 

@@ -59,8 +59,8 @@ def refuse_negative_numbers(region: Region) -> None:
     for expr in region.carriers:
         if expr in region.dims.sizes:
             continue
-        node = next(n for n in region.nodes if symbolic_numbers(n) & expr.free_symbols)
-        if may_be_negative(node, expr):
+        node = next((n for n in region.nodes if symbolic_numbers(n) & expr.free_symbols), None)
+        if node is not None and may_be_negative(node, expr):  # without one it is a part of a size, as n of n + 1
             limit = f"it takes the number {expr}, which may be negative: only sizes can vary without compiling again"
             raise NodeRefused(node, limit, symbols=frozenset(expr.free_symbols))
 

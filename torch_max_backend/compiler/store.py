@@ -94,6 +94,7 @@ class Store:
         return self.folder / FORMAT / "keys" / key[:2] / f"{key}.json"
 
     def blob_path(self, sha: str) -> Path:
+        """Where the artifact with this checksum is, or would be."""
         return self.folder / FORMAT / "blobs" / sha[:2] / f"{sha}.mef"
 
     def get(self, key: str) -> Entry | None:
