@@ -223,6 +223,19 @@ def test_a_number_that_may_be_negative_is_specialised(caplog: pytest.LogCaptureF
     assert "= -2 for aten.scalar_tensor.default" in named[0]
 
 
+def test_a_size_of_which_a_region_sees_only_a_part() -> None:
+    def function(number: int, x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(number + 1).sin() * 2 + x
+
+    options = {"torch_executed_ops": ["aten.sin.default"], "min_block_size": 1}
+    run = torch.compile(function, backend="max_backend", dynamic=True, options=options)
+    x = torch.randn(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in (4, 6):
+            torch.testing.assert_close(run(number, x), function(number, x))
+
+
 def test_a_repeated_value_between_regions() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         row = (x * 2)[:1].expand(4, 3)
