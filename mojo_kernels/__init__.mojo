@@ -1,1 +1,1 @@
-"""Kernels that MAX does not have. Each is registered as ``tmb_<name>`` and runs on CPUs and GPUs."""
+"""Kernels that MAX does not have, or not so that they compile and run fast. Each is registered as ``tmb_<name>``."""

@@ -9,7 +9,7 @@ import math
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,11 @@ def same_shape(a: Iterable[Dim | int], b: Iterable[Dim | int]) -> bool:
 
 def rebind(x: TensorValue, shape: Shape) -> TensorValue:
     """``x`` with the dims spelled as ``shape``; checked when the graph runs where it cannot be proved."""
-    return x if same_shape(x.shape, shape) else ops.rebind(x, [Dim(d) for d in shape])
+    if same_shape(x.shape, shape):
+        return x
+    result = ops.rebind(x, [Dim(d) for d in shape])
+    _remember_transpose(result, x, rebind)
+    return result
 
 
 def reshape(x: TensorValue, shape: Shape) -> TensorValue:
@@ -124,7 +128,10 @@ def reshape(x: TensorValue, shape: Shape) -> TensorValue:
         return x
     have, want = numel(x.shape), numel(target)
     if have == want:
-        return ops.reshape(x, target)
+        result = ops.reshape(x, target)
+        if len(target) > 1 and same_shape(x.shape[-2:], target[-2:]):
+            _remember_transpose(result, x, reshape)
+        return result
     flat = ops.rebind(ops.reshape(x, [have]), [want])
     return ops.reshape(flat, target)
 
@@ -176,7 +183,26 @@ def axes_of(dims: int | Sequence[int] | None, rank: int) -> list[int]:
 
 def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
     """``x.permute(dims)``; nothing for the identity."""
-    return x if list(dims) == list(range(x.rank)) else ops.permute(x, list(dims))
+    if list(dims) == list(range(x.rank)):
+        return x
+    result = ops.permute(x, list(dims))
+    if list(dims) == [*range(x.rank - 2), x.rank - 1, x.rank - 2]:
+        result._transpose_of = lambda: x  # type: ignore[attr-defined]
+    return result
+
+
+def transpose_of(x: TensorValue) -> TensorValue | None:
+    """The value whose matrices are those of ``x`` transposed, if ``x`` was made from one: it saves the transpose."""
+    source = getattr(x, "_transpose_of", None)
+    return None if source is None else source()
+
+
+def _remember_transpose(result: TensorValue, x: TensorValue, same: Callable[[TensorValue, Shape], TensorValue]) -> None:
+    """``same`` made ``result`` from ``x`` and left its matrices alone, so it can be done before they are transposed."""
+    if hasattr(x, "_transpose_of"):
+        source, shape = x._transpose_of, result.shape
+        swapped = [*shape[:-2], shape[-1], shape[-2]]
+        result._transpose_of = lambda: same(source(), swapped)  # type: ignore[attr-defined]
 
 
 def move_axis(x: TensorValue, source: int, destination: int) -> TensorValue:

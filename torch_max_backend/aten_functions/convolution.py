@@ -1,7 +1,8 @@
 """Convolutions.
 
-MAX convolves channels-last images with ``[R, S, C, F]`` filters on a CPU, and with torch's own ``[F, C, R, S]`` ones on
-a GPU. Everything here is written for any number of spatial sizes: one is computed as two, with a height of 1.
+On a CPU a kernel of this project convolves images and filters as torch lays them out (`mojo_kernels/filters.mojo`):
+MAX's needs both with channels last, and compiles again for every shape. On a GPU MAX convolves channels-last images
+with torch's own filters. Everything here is written for any number of spatial sizes.
 
 A transposed convolution is a plain one: output ``o`` of stride ``s`` belongs to phase ``o % s``, and every phase is a
 convolution of the small image with every ``s``-th filter tap. All phases are computed at once, as channels, and then
@@ -13,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.graph.type import FilterLayout
 
-from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, numel, permute, rebind, reshape, static
+from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, numel, permute, reshape, static
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.integer_convolution import convolve_integers
@@ -38,11 +40,6 @@ class Window:
     dilation: tuple[int, ...]
     groups: int = 1
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every output reads inputs that touch each other, without padding."""
-        return set(self.stride) == {1} and set(self.padding) == {0}
-
 
 # -- shapes ----------------------------------------------------------------------------------------------------------
 def _channels_last(x: TensorValue) -> TensorValue:
@@ -57,11 +54,6 @@ def _channels_first(x: TensorValue) -> TensorValue:
     return reshape(permute(flat, [0, 2, 1]), [x.shape[0], x.shape[-1], *x.shape[1:-1]])
 
 
-def _filter_last(weight: TensorValue) -> TensorValue:
-    """``[F, C, *K]`` as ``[*K, C, F]``."""
-    return permute(weight, [*range(2, weight.rank), 1, 0])
-
-
 def _ints(name: str, values: Sequence[int | Dim], rank: int) -> tuple[int, ...]:
     """One number per spatial size; torch repeats a single one."""
     found = tuple(known(v, name) for v in values)
@@ -74,50 +66,42 @@ def _convolve(
     weight: TensorValue,
     bias: TensorValue | None,
     window: Window,
+    sizes: Sequence[Dim],
     after: tuple[int, ...] | None = None,
 ) -> TensorValue:
-    """``x [N, C, *S]`` with ``weight [F, C/groups, *K]``; ``after`` pads the far ends, where that differs."""
+    """``x [N, C, *S]`` with ``weight [F, C/groups, *K]`` to ``[N, F, *sizes]``; ``after`` pads the far ends, where that
+    differs from the near ones."""
+    if x.device.is_gpu():
+        return _convolve_gpu(x, weight, bias, window, after or window.padding)
+    more = 3 - len(window.stride)
+    image, taps = (reshape(t, [*t.shape[:2], *[1] * more, *t.shape[2:]]) for t in (x, weight))
+    geometry = [1] * more + [*window.stride] + [0] * more + [*window.padding] + [1] * more + [*window.dilation]
+    numbers = ops.constant(np.array(geometry, np.int64), DType.int64, x.device)
+    shape = [x.shape[0], weight.shape[0], *[1] * more, *sizes]
+    (y,) = mojo_op("tmb_convolve", [image, taps, numbers], [(x.dtype, shape)])
+    y = reshape(y, [*shape[:2], *sizes])
+    return y if bias is None else ops.add(y, reshape(bias, [bias.shape[0], *[1] * len(sizes)]))
+
+
+def _convolve_gpu(
+    x: TensorValue, weight: TensorValue, bias: TensorValue | None, window: Window, after: tuple[int, ...]
+) -> TensorValue:
     if len(window.stride) == 1:
         flat = Window((1, *window.stride), (0, *window.padding), (1, *window.dilation), window.groups)
-        image, taps = ops.unsqueeze(x, 2), ops.unsqueeze(weight, 2)
-        return ops.squeeze(_convolve(image, taps, bias, flat, None if after is None else (0, *after)), 2)
-    if _is_pointwise(x, weight, window) and not any(after or ()):
-        return _pointwise(x, weight, bias)
-    paddings = [n for pair in zip(window.padding, after or window.padding, strict=True) for n in pair]
-    on_gpu = x.device.is_gpu()
+        return ops.squeeze(_convolve_gpu(ops.unsqueeze(x, 2), ops.unsqueeze(weight, 2), bias, flat, (0, *after)), 2)
     spatial = len(window.stride)
     convolution = ops.conv2d if spatial == 2 else ops.conv3d
-    layouts = (FilterLayout.FCRS, FilterLayout.RSCF) if spatial == 2 else (FilterLayout.FCQRS, FilterLayout.QRSCF)
     y = convolution(
         _channels_last(x),
-        weight if on_gpu else _filter_last(weight),
+        weight,
         window.stride,
         window.dilation,
-        tuple(paddings),
+        tuple(n for pair in zip(window.padding, after, strict=True) for n in pair),
         window.groups,
         bias,
-        filter_layout=layouts[0] if on_gpu else layouts[1],
+        filter_layout=FilterLayout.FCRS if spatial == 2 else FilterLayout.FCQRS,
     )
     return _channels_first(y)
-
-
-def _is_pointwise(x: TensorValue, weight: TensorValue, window: Window) -> bool:
-    """Whether this is one product per image. On a GPU the convolution kernels are at least as fast, and exact."""
-    one = all(static(k) == 1 for k in weight.shape[2:])
-    return one and window.is_plain and window.groups == 1 and not x.device.is_gpu()
-
-
-def _pointwise(x: TensorValue, weight: TensorValue, bias: TensorValue | None) -> TensorValue:
-    """A convolution with a filter of one tap: needs no other layout."""
-    taps = reshape(weight, [weight.shape[0], weight.shape[1]])
-    images = reshape(x, [x.shape[0], x.shape[1], numel(x.shape[2:])])
-    if static(x.shape[0]) == 1:
-        y = ops.matmul(taps, rebind(ops.squeeze(images, 0), [taps.shape[1], images.shape[2]]))
-    else:
-        y = ops.matmul(taps, rebind(images, [images.shape[0], taps.shape[1], images.shape[2]]))
-    if bias is not None:
-        y = ops.add(y, ops.unsqueeze(bias, 1))
-    return reshape(y, [x.shape[0], weight.shape[0], *x.shape[2:]])
 
 
 # -- the transposed convolution ----------------------------------------------------------------------------------------
@@ -141,7 +125,10 @@ def _convolve_transposed(x: TensorValue, weight: TensorValue, window: Window, si
     ends = [d * (k - 1) + 1 + e - p for d, k, e, p in zip(window.dilation, kernel, spare, padding, strict=True)]
     after = [max(0, -(-end // s) - 1) for end, s in zip(ends, stride, strict=True)]
     ones = (1,) * len(stride)
-    y = _convolve(x, phases, None, Window(ones, tuple(before), window.dilation, window.groups), tuple(after))
+    inner = Window(ones, tuple(before), window.dilation, window.groups)
+    spans = [(t - 1) * d for t, d in zip(taps, window.dilation, strict=True)]
+    ends_at = [n + b + a - r for n, b, a, r in zip(x.shape[2:], before, after, spans, strict=True)]
+    y = _convolve(x, phases, None, inner, ends_at, tuple(after))
     y = _interleave(y, stride)
     for i, (p, s, f, size) in enumerate(zip(padding, stride, first, sizes, strict=True)):
         y = cut_axis(y, 2 + i, p - s * f, size)
@@ -214,7 +201,7 @@ def _is_empty(*values: TensorValue) -> bool:
 
 
 def _computed(x: TensorValue) -> TensorValue:
-    """In the dtype to compute in: MAX's CPU kernels sum 16-bit floats in 16 bits, and slowly."""
+    """In the dtype to compute in, which on a CPU is float32 for 16-bit floats."""
     return x if x.device.is_gpu() else cast(x, accumulator(x.dtype))
 
 
@@ -245,7 +232,7 @@ def convolution(
         geometry = {"s": window.stride, "p": window.padding, "d": window.dilation}
         return convolve_integers(input, weight, bias, geometry, window.groups, transposed, out_shape())
     if not transposed:
-        return cast(_convolve(x, w, shift, window), out_dtype())
+        return cast(_convolve(x, w, shift, window, out_shape()[2:]), out_dtype())
     y = _convolve_transposed(x, w, window, out_shape()[2:])
     if shift is not None:
         y = ops.add(y, reshape(shift, [shift.shape[0], *[1] * len(window.stride)]))
@@ -291,8 +278,7 @@ def convolution_backward(
         return [full(0, out_shape(i), out_dtype(i), g.device) if m else None for i, m in enumerate(wanted)]
     if wanted[0]:
         if transposed:
-            image = _convolve(g, w, None, window)
-            results[0] = rebind(image, x.shape)
+            results[0] = _convolve(g, w, None, window, x.shape[2:])
         else:
             results[0] = _convolve_transposed(g, w, window, list(x.shape[2:]))
     if wanted[1]:

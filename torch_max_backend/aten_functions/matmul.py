@@ -1,26 +1,27 @@
 """Matrix products.
 
-Two things differ from torch and are handled here once, in :func:`product`: MAX leaves the result of a product over
-zero elements uninitialised, and some of its kernels accumulate 16-bit floats in 16 bits. A second operand that is a
-permuted ``[N, K]`` weight reaches MAX's transposed-B kernel by itself: its compiler folds the permute into the product.
+On a CPU they are computed by a kernel of this project (`mojo_kernels/gemm.mojo`), which sums 16-bit floats in float32:
+MAX's compiles for 25 s and more, and its batched one sums them in 16 bits. A second operand that is a permuted
+``[N, K]`` weight is read as it is. On a GPU MAX's kernels are used, whose compiler folds the permute into the product.
 """
 
 from __future__ import annotations
 
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, TensorValue, ops
+from max.graph import DeviceRef, TensorValue, ops
 
 from torch_max_backend.aten_functions.common import (
-    Shape,
     broadcast_to,
     cast,
     full,
     mojo_op,
+    numel,
     permute,
     rebind,
     reshape,
     static,
     tensor,
+    transpose_of,
 )
 from torch_max_backend.aten_functions.context import out_dtype, out_shape, settings
 from torch_max_backend.aten_functions.dtypes import Operand, accumulator
@@ -34,9 +35,7 @@ WIDE_ROW = 2048  # from here on, rows that are no multiple of 128 cost MAX's GPU
 # -- products that are right on every device -------------------------------------------------------------------------
 def product(a: TensorValue, b: TensorValue) -> TensorValue:
     """``a @ b`` of matrices or equally batched matrices, in their dtype, accumulated in float32 for 16-bit floats."""
-    if a.device.is_gpu() or a.dtype not in HALVES or a.rank == 2:
-        return _multiply(a, b)
-    return cast(wide_product(a, b), a.dtype)  # MAX's batched CPU kernel sums 16-bit floats in 16 bits
+    return cast(wide_product(a, b), a.dtype) if a.device.is_cpu() else _multiply(a, b)
 
 
 def wide_product(a: TensorValue, b: TensorValue) -> TensorValue:
@@ -44,7 +43,21 @@ def wide_product(a: TensorValue, b: TensorValue) -> TensorValue:
     wide = accumulator(a.dtype)
     if a.device.is_gpu():
         return cast(_multiply(a, b), wide)
-    return _multiply(cast(a, wide), cast(b, wide))
+    check_product(a.dtype, a.device)
+    shape = [*a.shape[:-1], b.shape[-1]]
+    if any(static(d) == 0 for d in (*shape, a.shape[-1])):
+        return full(0, shape, wide, a.device)
+    return _multiply_cpu(a, rebind(b, [*a.shape[:-2], a.shape[-1], b.shape[-1]]), wide)
+
+
+def _multiply_cpu(a: TensorValue, b: TensorValue, wide: DType) -> TensorValue:
+    source = transpose_of(b)
+    second = b if source is None else source
+    count = numel(a.shape[:-2])
+    operands = [reshape(x, [count, *x.shape[-2:]]) for x in (a, second)]
+    shape = [count, a.shape[-2], b.shape[-1]]
+    (y,) = mojo_op("tmb_product", operands, [(wide, shape)], {"transposed": source is not None})
+    return reshape(y, [*a.shape[:-1], b.shape[-1]])
 
 
 def check_product(dtype: DType, device: DeviceRef) -> None:
@@ -67,12 +80,13 @@ def check_product(dtype: DType, device: DeviceRef) -> None:
 
 
 def _multiply(a: TensorValue, b: TensorValue) -> TensorValue:
+    """A product on a GPU."""
     check_product(a.dtype, a.device)
     shape = [*a.shape[:-1], b.shape[-1]]
     if any(static(d) == 0 for d in (*shape, a.shape[-1])):
         return full(0, shape, a.dtype, a.device)
     b = rebind(b, [*a.shape[:-2], a.shape[-1], b.shape[-1]])
-    if a.device.is_gpu() and a.dtype in HALVES:
+    if a.dtype in HALVES:
         return _multiply_aligned(a, b)
     return ops.matmul(a, b)
 
@@ -91,16 +105,9 @@ def _multiply_aligned(a: TensorValue, b: TensorValue) -> TensorValue:
     zeros = full(0, [*b.shape[:-1], padded - columns], b.dtype, b.device)
     wide = rebind(ops.concat([b, zeros], axis=-1), [*b.shape[:-1], padded])
     rows = ops.matmul(a, wide)
-    flat = reshape(rows, [_size(rows.shape[:-1]), padded])
+    flat = reshape(rows, [numel(rows.shape[:-1]), padded])
     (cut,) = mojo_op("tmb_first_columns", [flat], [(a.dtype, [flat.shape[0], columns])])
     return reshape(cut, [*a.shape[:-1], columns])
-
-
-def _size(shape: Shape) -> Dim:
-    total = Dim(1)
-    for d in shape:
-        total = total * d
-    return total
 
 
 def _is(scalar: Operand, value: int) -> bool:
@@ -141,7 +148,7 @@ def _product_into(a: TensorValue, b: TensorValue) -> TensorValue:
     wide = out_dtype()
     if a.device.is_gpu() and a.dtype in HALVES and static(b.shape[-1]) != 0 and static(a.shape[-1]) != 0:
         return ops.matmul(cast(a, wide), rebind(cast(b, wide), [*a.shape[:-2], a.shape[-1], b.shape[-1]]))
-    return cast(_multiply(cast(a, wide), cast(b, wide)), wide)
+    return cast(wide_product(a, b), wide)
 
 
 # _int_mm(Tensor self, Tensor mat2) -> Tensor
@@ -163,7 +170,7 @@ def _times_vector(mat: TensorValue, vec: TensorValue) -> TensorValue:
 # linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor
 @map_to(aten.linear.default)
 def linear(input: TensorValue, weight: TensorValue, bias: TensorValue | None = None) -> TensorValue:
-    rows = reshape(input, [_size(input.shape[:-1]), input.shape[-1]])
+    rows = reshape(input, [numel(input.shape[:-1]), input.shape[-1]])
     right = permute(weight, [1, 0]) if weight.rank == 2 else reshape(weight, [weight.shape[0], 1])
     if bias is None:
         return reshape(product(rows, right), out_shape())

@@ -1,0 +1,296 @@
+"""Convolutions on a CPU: products of the filters with the windows of an image, which are laid out a panel at a time."""
+
+import extensibility
+from extensibility import InputTensor, OutputTensor
+from max.algorithm import sync_parallelize
+from max.gpu.host import DeviceContext
+from std.math import ceildiv
+from std.memory import stack_allocation
+from std.sys.info import simd_width_of
+
+from .gemm import FEW_TASK, TASKS, Matrices, Source, has_pairs, multiply_all, plus_product
+
+comptime FEW_FILTERS = 4
+"""With fewer filters for a channel, windows are not worth laying out."""
+
+
+@fieldwise_init
+struct Window(Deinitable, ImplicitlyCopyable):
+    """Which places of an image the filters see: one number per spatial axis, the last one changing fastest."""
+
+    var channels: Int
+    """Channels of a group."""
+    var depth: Int
+    var height: Int
+    var width: Int
+    var out_depth: Int
+    var out_height: Int
+    var out_width: Int
+    var taps_d: Int
+    var taps_h: Int
+    var taps_w: Int
+    var stride_d: Int
+    var stride_h: Int
+    var stride_w: Int
+    var pad_d: Int
+    var pad_h: Int
+    var pad_w: Int
+    var dilation_d: Int
+    var dilation_h: Int
+    var dilation_w: Int
+
+    def pixels(self) -> Int:
+        """Places of the result."""
+        return self.out_depth * self.out_height * self.out_width
+
+    def size(self) -> Int:
+        """Elements of a group of channels."""
+        return self.channels * self.depth * self.height * self.width
+
+    def taps(self) -> Int:
+        """Elements of a filter for one channel."""
+        return self.taps_d * self.taps_h * self.taps_w
+
+    def is_plain(self) -> Bool:
+        """Whether every place of the result sees one place of the image, the same one."""
+        var whole = self.pixels() * self.channels == self.size()
+        return whole and self.taps() == 1 and self.pad_d + self.pad_h + self.pad_w == 0
+
+
+@fieldwise_init
+struct Windows[of: Origin, //, dtype: DType](Source):
+    """`[channels * taps, pixels]` of every image and group: what each tap sees of each channel."""
+
+    var data: Pointer[Scalar[Self.dtype], Self.of]
+    var at: Window
+
+    def pack[
+        P: DType, to: Origin[mut=True], //, width: Int
+    ](self, item: Int, panel: Pointer[Scalar[P], to], k: Int, depth: Int, column: Int, columns: Int):
+        comptime assert not has_pairs[P](), "windows are laid out in the type of sums"
+        var at = self.at
+        # The panel's columns as runs along a row of the result.
+        var runs = 0
+        var run_column = stack_allocation[width, Int]()
+        var run_length = stack_allocation[width, Int]()
+        var run_d = stack_allocation[width, Int]()
+        var run_h = stack_allocation[width, Int]()
+        var run_w = stack_allocation[width, Int]()
+        var done = 0
+        while done < columns:
+            var pixel = column + done
+            var w = pixel % at.out_width
+            var row = pixel // at.out_width
+            var length = min(columns - done, at.out_width - w)
+            run_column[unsafe_offset=runs] = done
+            run_length[unsafe_offset=runs] = length
+            run_d[unsafe_offset=runs] = row // at.out_height * at.stride_d - at.pad_d
+            run_h[unsafe_offset=runs] = row % at.out_height * at.stride_h - at.pad_h
+            run_w[unsafe_offset=runs] = w * at.stride_w - at.pad_w
+            runs += 1
+            done += length
+        var tap = k % at.taps()
+        var plane = self.data.unsafe_offset(item * at.size() + k // at.taps() * at.depth * at.height * at.width)
+        for i in range(depth):
+            var line = panel.unsafe_offset(i * width)
+            line.unsafe_store(0, SIMD[P, width](0))
+            var shift_w = tap % at.taps_w * at.dilation_w
+            var shift_h = tap // at.taps_w % at.taps_h * at.dilation_h
+            var shift_d = tap // (at.taps_w * at.taps_h) * at.dilation_d
+            for run in range(runs):
+                var d = run_d[unsafe_offset=run] + shift_d
+                var h = run_h[unsafe_offset=run] + shift_h
+                if d >= 0 and d < at.depth and h >= 0 and h < at.height:
+                    copy_run(
+                        line.unsafe_offset(run_column[unsafe_offset=run]),
+                        plane.unsafe_offset((d * at.height + h) * at.width),
+                        run_w[unsafe_offset=run] + shift_w,
+                        at.stride_w,
+                        at.width,
+                        run_length[unsafe_offset=run],
+                    )
+            tap += 1
+            if tap == at.taps():
+                tap = 0
+                plane = plane.unsafe_offset(at.depth * at.height * at.width)
+
+
+@always_inline
+def copy_run[
+    T: DType, P: DType, to: Origin[mut=True], of: Origin, //
+](line: Pointer[Scalar[P], to], row: Pointer[Scalar[T], of], start: Int, stride: Int, width: Int, length: Int):
+    """Elements `start`, `start + stride`, … of a row, as far as the row has them."""
+    var first = 0
+    if start < 0:
+        first = ceildiv(-start, stride)
+    var last = length
+    if start + (length - 1) * stride >= width:
+        last = ceildiv(width - start, stride)
+    var j = first
+    if stride == 1:
+        comptime for lanes in [16, 4]:
+            while j + lanes <= last:
+                line.unsafe_store(j, row.unsafe_load[width=lanes](start + j).cast[P]())
+                j += lanes
+    while j < last:
+        line[unsafe_offset=j] = row[unsafe_offset=start + j * stride].cast[P]()
+        j += 1
+
+
+# -- few filters for a channel -----------------------------------------------------------------------------------------
+@fieldwise_init
+struct Planes[T: DType, of_result: Origin[mut=True], of_x: Origin, of_filters: Origin, //](
+    Deinitable, ImplicitlyCopyable
+):
+    """A convolution, one plane of the result at a time."""
+
+    var result: Pointer[Scalar[Self.T], Self.of_result]
+    var image: Pointer[Scalar[Self.T], Self.of_x]
+    var filters: Pointer[Scalar[Self.T], Self.of_filters]
+    var at: Window
+    var features: Int
+    """Filters of a group."""
+    var groups: Int
+
+    @no_inline
+    def compute(self, plane: Int):
+        """The plane of one image and filter."""
+        var at = self.at
+        var group = plane // self.features
+        var result = self.result.unsafe_offset(plane * at.pixels())
+        for i in range(at.pixels()):
+            result[unsafe_offset=i] = 0
+        var count = self.features * self.groups
+        var taps = self.filters.unsafe_offset(plane % count * at.channels * at.taps())
+        var image = self.image.unsafe_offset(group * at.size())
+        for row in range(at.out_depth * at.out_height):
+            var line = result.unsafe_offset(row * at.out_width)
+            for i in range(at.channels * at.taps_d * at.taps_h):
+                var d = row // at.out_height * at.stride_d - at.pad_d + i // at.taps_h % at.taps_d * at.dilation_d
+                var h = row % at.out_height * at.stride_h - at.pad_h + i % at.taps_h * at.dilation_h
+                if d >= 0 and d < at.depth and h >= 0 and h < at.height:
+                    var channel = i // (at.taps_h * at.taps_d)
+                    var source = image.unsafe_offset(((channel * at.depth + d) * at.height + h) * at.width)
+                    for tap in range(at.taps_w):
+                        var factor = taps[unsafe_offset=i * at.taps_w + tap]
+                        add_row(line, source, factor, tap * at.dilation_w - at.pad_w, at.stride_w, at.width, at.out_width)
+
+    def compute_all(self, count: Int):
+        """`count` planes, in tasks."""
+        var job = self
+        var work = self.at.pixels() * self.at.channels * self.at.taps()
+        var tasks = min(max(count * work // FEW_TASK, 1), min(TASKS, count))
+
+        def some(task: Int) {var job, var count, var tasks}:
+            for plane in range(count * task // tasks, count * (task + 1) // tasks):
+                job.compute(plane)
+
+        sync_parallelize(some, tasks)
+
+
+@always_inline
+def add_row[
+    T: DType, to: Origin[mut=True], of: Origin, //
+](line: Pointer[Scalar[T], to], row: Pointer[Scalar[T], of], factor: Scalar[T], start: Int, stride: Int, width: Int, length: Int):
+    """Add elements `start`, `start + stride`, … of a row, times a factor, as far as the row has them."""
+    comptime lanes = simd_width_of[T]()
+    var j = 0
+    if start < 0:
+        j = ceildiv(-start, stride)
+    var last = length
+    if start + (length - 1) * stride >= width:
+        last = ceildiv(width - start, stride)
+    if stride == 1:
+        while j + lanes <= last:
+            var x = row.unsafe_load[width=lanes](start + j)
+            line.unsafe_store(j, plus_product(line.unsafe_load[width=lanes](j), SIMD[T, lanes](factor), x))
+            j += lanes
+    elif stride == 2:
+        while j + lanes <= last and start + (j + lanes) * 2 <= width:
+            var pair = row.unsafe_load[width=2 * lanes](start + j * 2).deinterleave()
+            var x = rebind[SIMD[T, lanes]](pair[0])
+            line.unsafe_store(j, plus_product(line.unsafe_load[width=lanes](j), SIMD[T, lanes](factor), x))
+            j += lanes
+    while j < last:
+        line[unsafe_offset=j] += row[unsafe_offset=start + j * stride] * factor
+        j += 1
+
+
+# -- the op ------------------------------------------------------------------------------------------------------------
+@extensibility.register("tmb_convolve")
+struct Convolve:
+    """`[N, C, D, H, W]` with filters `[F, C / groups, KD, KH, KW]`.
+
+    `geometry` has the strides, the paddings before and the dilations of D, H and W; what is needed behind the far ends
+    follows from the size of the result.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[rank=5, ...],
+        image: InputTensor[dtype=result.dtype, rank=5, ...],
+        filters: InputTensor[dtype=result.dtype, rank=5, ...],
+        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "cpu", "tmb_convolve runs on CPUs"
+        var at = Window(
+            filters.dim_size(1),
+            image.dim_size(2),
+            image.dim_size(3),
+            image.dim_size(4),
+            result.dim_size(2),
+            result.dim_size(3),
+            result.dim_size(4),
+            filters.dim_size(2),
+            filters.dim_size(3),
+            filters.dim_size(4),
+            Int(geometry[0]),
+            Int(geometry[1]),
+            Int(geometry[2]),
+            Int(geometry[3]),
+            Int(geometry[4]),
+            Int(geometry[5]),
+            Int(geometry[6]),
+            Int(geometry[7]),
+            Int(geometry[8]),
+        )
+        var groups = image.dim_size(1) // max(at.channels, 1)
+        convolve(
+            result.unsafe_ptr(),
+            image.unsafe_ptr(),
+            filters.unsafe_ptr(),
+            at,
+            image.dim_size(0),
+            groups,
+            result.dim_size(1) // max(groups, 1),
+        )
+
+
+@no_inline
+def convolve[
+    T: DType, of_result: Origin[mut=True], of_x: Origin, of_filters: Origin, //
+](
+    result: Pointer[Scalar[T], of_result],
+    image: Pointer[Scalar[T], of_x],
+    filters: Pointer[Scalar[T], of_filters],
+    at: Window,
+    images: Int,
+    groups: Int,
+    features: Int,
+):
+    """The way that suits the geometry. Not part of the kernel, which is compiled for every shape."""
+    var pixels = at.pixels()
+    var depth = at.channels * at.taps()
+    if pixels * images * groups * features == 0:
+        return
+    if features < FEW_FILTERS:
+        Planes(result, image, filters, at, features, groups).compute_all(images * groups * features)
+    elif at.is_plain():
+        var q = Matrices[T, False](image, at.size(), pixels)
+        multiply_all[False](result, pixels, filters, q, images * groups, groups, features, pixels, depth)
+    else:
+        var q = Windows[T](image, at)
+        multiply_all[False](result, pixels, filters, q, images * groups, groups, features, pixels, depth)
