@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -22,13 +23,16 @@ class Gate:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error, self.held = error, list[tuple[Future[Any], Future[Any]]]()
+        self.reached = threading.Event()
 
     def hold(self, real: Future[Any]) -> Future[Any]:
         shown: Future[Any] = Future()
         self.held.append((real, shown))
+        self.reached.set()
         return shown
 
     def open(self) -> None:
+        assert self.reached.wait(COMPILE_S)
         for real, shown in self.held:
             if self.error is None:
                 shown.set_result(real.result(COMPILE_S))
@@ -38,12 +42,12 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Gate:
-    gate, submit = Gate(getattr(request, "param", None)), compile_module._submit
+    gate, submit = Gate(getattr(request, "param", None)), compile_module.submit
 
-    def held(jobs: Any, options: Any) -> Future[Any]:
-        return gate.hold(Future() if gate.error else submit(jobs, options))
+    def held(lowered: Any, options: Any) -> Future[Any]:
+        return gate.hold(Future() if gate.error else submit(lowered, options))
 
-    monkeypatch.setattr(compile_module, "_submit", held)
+    monkeypatch.setattr(compile_module, "submit", held)
     return gate
 
 
@@ -99,3 +103,19 @@ def test_a_failure_is_told_once_and_the_function_stays_eager(
     told = [r.message for r in caplog.records if "no compiler today" in r.message]
     assert len(told) == 1
     assert "stays in eager" in told[0]
+
+
+def test_a_region_that_is_being_compiled_is_waited_for_without_blocking(gate: Gate, tmp_path: Any) -> None:
+    report.clear()
+    first = background(tmp_path)
+    run(first, 1)
+    assert gate.reached.wait(COMPILE_S)  # from here on the region's lock is held
+    torch._dynamo.reset()
+    second = background(tmp_path)
+    torch.testing.assert_close(run(second, 2), run(function, 2), rtol=0, atol=0)
+    assert not wait_for_compiles(1.0)
+    assert len(gate.held) == 1
+    gate.open()
+    assert wait_for_compiles(COMPILE_S)
+    assert len(gate.held) == 1  # the second one took what the first one had compiled
+    assert sorted(r.stats.hits for r in reports()) == [0, reports()[0].stats.regions]

@@ -23,8 +23,10 @@ from tests.test_aten_functions import _families
 from torch_max_backend.aten_functions.common import kernel_library, kernels_path
 from torch_max_backend.aten_functions.context import CodeSettings
 from torch_max_backend.compiler import lowering
-from torch_max_backend.compiler.compile import Job, compile_together
-from torch_max_backend.compiler.pool import Target, pool_for
+from torch_max_backend.compiler.compile import compile_together
+from torch_max_backend.compiler.job import Job
+from torch_max_backend.compiler.machine import Target
+from torch_max_backend.compiler.pool import pool_for
 from torch_max_backend.options import resolve
 
 CPU_ONLY = {"tmb_select": "torch's own selection on a GPU has another order; there rows are sorted"}
@@ -135,5 +137,6 @@ def test_every_kernel_compiles(api: str, architecture: str, monkeypatch: pytest.
     assert {c.name for c in calls.values()} >= _kernels() - CPU_ONLY.keys()
     module = Module()
     _graph(list(calls.values()), module)
-    artifact, _ = pool_for(Target(api, architecture, 1), 1).submit(module, [kernel_library()]).result()
+    pool = pool_for(Target(api, architecture, 1), 1)
+    artifact, _ = pool.submit(module.mlir_module.bytecode, [kernel_library()]).result()
     assert architecture.encode() in artifact

@@ -61,6 +61,7 @@ def test_round_trip(store: Store) -> None:
 def test_an_entry_shows_the_parts_of_its_key(store: Store) -> None:
     store.put(BLOB, {KEY: "region_a"}, {KEY: {"max": "26.7.0"}})
     record = json.loads(entry_file(store, KEY).read_text())
+    record.pop("check")
     assert record == {"blob": hashlib.sha256(BLOB).hexdigest(), "graph": "region_a", "parts": {"max": "26.7.0"}}
 
 
@@ -89,7 +90,7 @@ def test_a_later_artifact_replaces_an_entry(store: Store) -> None:
 
 def test_no_temporary_file_is_left(store: Store) -> None:
     store.put(BLOB, {KEY: "region_a"}, {})
-    assert [p for p in store.folder.rglob("*") if p.name.startswith(".tmp-")] == []
+    assert list((store.folder / FORMAT / "tmp").iterdir()) == []
 
 
 def test_default_folder_follows_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,6 +127,17 @@ def test_an_entry_that_cannot_be_read_is_a_miss(store: Store, log: pytest.LogCap
     assert store.get(KEY) is not None
 
 
+def test_an_entry_that_names_another_graph_is_a_miss(store: Store, log: pytest.LogCaptureFixture) -> None:
+    store.put(BLOB, {KEY: "region_0", OTHER: "region_1"}, {})
+    text = entry_file(store, KEY).read_text()
+    entry_file(store, KEY).write_text(text.replace("region_0", "region_1"))  # one bit
+    assert store.get(KEY) is None
+    assert "checksum does not fit" in log.text
+    entry_file(store, KEY).write_text(entry_file(store, OTHER).read_text())
+    assert store.get(KEY) is None
+    assert store.get(OTHER) is not None
+
+
 def test_an_entry_that_is_not_text_is_a_miss(store: Store, log: pytest.LogCaptureFixture) -> None:
     store.put(BLOB, {KEY: "region_a"}, {})
     entry_file(store, KEY).write_bytes(b"\xff\xfe\x00")
@@ -144,6 +156,18 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path: Path, log: pytest.
     assert str(store.folder) in warnings[0]
     assert store.get(KEY) is None
     assert store.usage() == (0, 0)
+
+
+def test_what_a_killed_writer_left_is_deleted(store: Store) -> None:
+    store.put(BLOB, {KEY: "g"}, {})
+    left, current = (store.folder / FORMAT / "tmp" / name for name in ("left", "current"))
+    left.write_bytes(BLOB[:7])
+    current.write_bytes(BLOB[:7])
+    os.utime(left, (1, 1))
+    store.put(BLOB, {OTHER: "g"}, {})
+    assert not left.exists()
+    assert current.exists()
+    assert store.remove_abandoned(-1.0) == 1
 
 
 # -- writers at the same time --------------------------------------------------------------------------------------
@@ -181,7 +205,7 @@ def test_concurrent_writers_and_readers(store: Store, log: pytest.LogCaptureFixt
     assert not wrong
     assert log.text == ""
     assert len(list(store.folder.rglob("*.mef"))) == len(blobs)
-    assert [p for p in store.folder.rglob("*") if p.name.startswith(".tmp-")] == []
+    assert list((store.folder / FORMAT / "tmp").iterdir()) == []
     assert store.get(KEY) is not None
 
 
@@ -203,6 +227,14 @@ def test_the_artifact_at_hand_stays_however_large(tmp_path: Path) -> None:
     store = Store(tmp_path, limit=10)
     store.put(BLOB, {KEY: "g"}, {})
     assert store.get(KEY) is not None
+
+
+def test_compiles_are_noted_for_estimates(store: Store) -> None:
+    store.note_compile(12.345, 7, "cuda")
+    assert [(c["seconds"], c["kinds"], c["api"]) for c in store.compiles()] == [(12.35, 7, "cuda")]
+    with (store.folder / FORMAT / "compiles.jsonl").open("a") as file:
+        file.write('3\n{"half')
+    assert len(store.compiles()) == 1
 
 
 def test_clear(store: Store) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
@@ -13,17 +15,27 @@ from pathlib import Path
 
 import torch
 from max.engine import Model
-from max.graph import Module
 
 from torch_max_backend.aten_functions.context import CodeSettings
+from torch_max_backend.compiler.job import (
+    Job,
+    Lowered,
+    devices_of,
+    dry_run,
+    graph_names,
+    lower,
+    result,
+    save,
+    submit,
+)
 from torch_max_backend.compiler.key import key_of, key_parts
-from torch_max_backend.compiler.lowering import build_graph, refuse_negative_numbers
-from torch_max_backend.compiler.pool import is_closing, pool_for
+from torch_max_backend.compiler.lowering import refuse_negative_numbers
+from torch_max_backend.compiler.machine import elsewhere
+from torch_max_backend.compiler.pool import is_closing
+from torch_max_backend.compiler.scratch import ScratchFolder
 from torch_max_backend.compiler.store import Store, default_folder
-from torch_max_backend.diagnostics.progress import compiling
 from torch_max_backend.errors import CompileError
 from torch_max_backend.graph.region import Region
-from torch_max_backend.graph.tensors import tensors_of, value_of
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.session import load, target_for
 
@@ -40,34 +52,27 @@ class CompileStats:
     compile_s: float = 0.0
 
 
-@dataclass
-class Job:
-    """A region that must be compiled: its key, the parts of the key, and the target."""
-
-    region: Region
-    key: str
-    parts: dict[str, str]
-    devices: set[torch.device]
-    settings: CodeSettings
-
-
-def graph_names(jobs: list[Job]) -> dict[str, str]:
-    """The name of each job's graph inside a module, by key.
-
-    Names go by position: MAX's own cache takes modules that differ only in the names of their graphs as equal, and
-    answers with the artifact it has, under the names that were used first.
-    """
-    return {job.key: f"region_{i}" for i, job in enumerate(jobs)}
-
-
+# -- putting compiles off ------------------------------------------------------------------------------------------
 @dataclass
 class Batch:
-    """Regions put off by :func:`compile_together`, by key."""
+    """Regions that were put off: the missing ones by key, and every one that was looked up, with the answer."""
 
     jobs: dict[str, Job] = field(default_factory=dict)
+    looked_up: list[tuple[Job, bool]] = field(default_factory=list)
 
 
 _batch: Batch | None = None
+
+
+@contextmanager
+def put_off() -> Iterator[Batch]:
+    """Compile nothing inside the block: functions with a region that the store lacks run in eager."""
+    global _batch
+    _batch = Batch()
+    try:
+        yield _batch
+    finally:
+        _batch = None
 
 
 @contextmanager
@@ -77,37 +82,40 @@ def compile_together(options: Options, graphs_per_module: int = 24) -> Iterator[
     Compiled functions called inside the block run in eager. A compile has a fixed cost of about 9 s, so many small
     graphs in one module cost a fraction of compiling them one by one; tests and warm-up scripts use this.
     """
-    global _batch
-    _batch = Batch()
-    try:
-        yield _batch
-        jobs = list(_batch.jobs.values())
-    finally:
-        _batch = None
-    store = store_for(options)
-    futures = []
+    with put_off() as batch:
+        yield batch
+    compile_batch(batch, options, graphs_per_module)
+
+
+def compile_batch(batch: Batch, options: Options, graphs_per_module: int = 24) -> list[Job]:
+    """Compile what was put off, in few modules; returns the jobs that MAX could not compile."""
+    jobs, started = list(batch.jobs.values()), []
     for start in range(0, len(jobs), graphs_per_module):
-        part = jobs[start : start + graphs_per_module]
-        futures.append((part, _submit(part, options)))
-    for part, future in futures:
+        lowered = lower(jobs[start : start + graphs_per_module])
+        started.append((lowered, submit(lowered, options)))
+    failed = []
+    for lowered, future in started:
         try:
-            artifact, _ = future.result()
-            _save(store, artifact, part)
+            save(result(lowered, future, options)[0], lowered.jobs)
         except CompileError as error:
-            log.warning("a batch of %d regions did not compile; each is tried alone. %s", len(part), error)
-            _retry(part, store, options)
+            count = len(lowered.jobs)
+            log.warning("a batch of %d regions did not compile; each is tried alone. %s", count, error)
+            failed += _retry(lowered.jobs, options)
+    return failed
 
 
-def _retry(jobs: list[Job], store: Store, options: Options) -> None:
-    """Halve a batch that failed until the region at fault is alone."""
+def _retry(jobs: list[Job], options: Options) -> list[Job]:
+    """Halve a batch that failed until the regions at fault are alone; returns them."""
     if len(jobs) == 1:
-        return
+        return jobs
+    failed = []
     for half in (jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]):
+        lowered = lower(half)
         try:
-            artifact, _ = _submit(half, options).result()
-            _save(store, artifact, half)
+            save(result(lowered, submit(lowered, options), options)[0], half)
         except CompileError:
-            _retry(half, store, options)
+            failed += _retry(half, options)
+    return failed
 
 
 def is_batching() -> bool:
@@ -115,64 +123,37 @@ def is_batching() -> bool:
     return _batch is not None
 
 
-_stores: dict[Path, Store] = {}
-
-
-def store_for(options: Options) -> Store:
-    """The store of the options; without a cache, a folder that ends with the process."""
-    if not options.cache:
-        global _scratch
-        _scratch = _scratch or tempfile.TemporaryDirectory(prefix="torch-max-backend-store-")
-        folder = Path(_scratch.name)
-    else:
-        folder = Path(options.cache_dir).expanduser() if options.cache_dir else default_folder()
-    store = _stores.setdefault(folder, Store(folder))
-    store.limit = options.cache_limit * 1_000_000
-    return store
-
-
-_scratch: tempfile.TemporaryDirectory[str] | None = None
-
-
-def code_settings() -> CodeSettings:
-    """Torch's settings, as far as they change code."""
-    return CodeSettings(torch.get_float32_matmul_precision())
-
-
-def devices_of(region: Region) -> set[torch.device]:
-    """All devices of a region's values."""
-    values = [p.value for p in region.inputs] + [t for n in region.nodes for t in tensors_of(value_of(n))]
-    return {v.device for v in values}
-
-
+# -- while the caller waits ----------------------------------------------------------------------------------------
 def compile_regions(regions: list[Region], options: Options) -> tuple[list[Model], CompileStats] | None:
     """Models for ``regions``, in order, from the store or the compiler; ``None`` if they were put off.
+
+    All that are missing become one module; equal regions are one job.
 
     Raises:
         NodeRefused: A lowering declined a node; nothing was compiled.
         CompileError: MAX could not compile.
     """
     found = _look_up(regions, options)
-    missing, store = found.missing, found.store
-    if missing:
-        if _batch is not None:
-            _dry_run(list(missing.values()))
-            _batch.jobs.update(missing)
-            return None
-        with store.locked(missing):
-            for key in list(missing):  # another process may have compiled it in the meantime
-                model = _load(store, key)
-                if model is not None:
-                    found.models[key] = model
-                    found.stats.hits += 1
-                    del missing[key]
-            if missing:
-                found.models.update(_compile(list(missing.values()), store, options, found.stats))
+    if _batch is not None and (found.missing or elsewhere()):
+        dry_run(list(found.missing.values()))
+        _batch.jobs.update(found.missing)
+        return None
+    if found.missing:
+        with found.store.locked(found.missing):
+            found.take_over()
+            if found.missing:
+                start = time.perf_counter()
+                lowered = lower(list(found.missing.values()))
+                found.stats.lower_s += time.perf_counter() - start
+                _compile(found, lowered, options)
     return found.in_order(), found.stats
 
 
+# -- in the background ---------------------------------------------------------------------------------------------
 Ready = Callable[[list[Model], CompileStats], None]
 _pending: set[Future[None]] = set()
+_taking_over = threading.Lock()
+"""Held while a thread saves, loads and hands over what was compiled; the program does not end in the middle of it."""
 
 
 def compile_in_background(
@@ -180,7 +161,8 @@ def compile_in_background(
 ) -> tuple[list[Model], CompileStats] | None:
     """Models for ``regions`` if the store has all of them; otherwise ``None``, and ``ready`` is called with them later.
 
-    Lowering is done here and now. ``ready`` runs in another thread; a failure of the compiler is logged once.
+    Lowering is done here and now. Everything else, waiting for another process that compiles the same region included,
+    is left to a thread, in which ``ready`` runs as well; a failure of the compiler is logged once.
 
     Raises:
         NodeRefused: A lowering declined a node; nothing was compiled.
@@ -188,19 +170,20 @@ def compile_in_background(
     found = _look_up(regions, options)
     if not found.missing:
         return found.in_order(), found.stats
-    jobs = list(found.missing.values())
     start = time.perf_counter()
-    future = _submit(jobs, options)
+    lowered = lower(list(found.missing.values()))
     found.stats.lower_s += time.perf_counter() - start
     done: Future[None] = Future()
     _pending.add(done)
 
-    def finish(compiled: Future[tuple[bytes, float]]) -> None:
+    def work() -> None:
         try:
-            artifact, seconds = compiled.result()
-            found.stats.compile_s += seconds
-            found.models.update(_loaded(artifact, jobs, found.store))
-            ready(found.in_order(), found.stats)
+            with found.store.locked(found.missing):
+                found.take_over()
+                if found.missing:
+                    _compile(found, lowered, options, show=False)
+            with _taking_over:
+                ready(found.in_order(), found.stats)
         except CancelledError:
             pass  # the program ends
         except Exception as error:  # nobody waits for this thread: whatever went wrong is said here
@@ -210,15 +193,25 @@ def compile_in_background(
             _pending.discard(done)
             done.set_result(None)
 
-    future.add_done_callback(finish)
+    threading.Thread(target=work, name="max-background", daemon=True).start()
     return None
 
 
 def wait_for_compiles(timeout: float | None = None) -> bool:
-    """Wait until nothing is compiled in the background any more, at most ``timeout`` seconds; whether that is so."""
+    """Wait until nothing is compiled in the background any more, at most ``timeout`` seconds; whether that is so.
+
+    A program that ends does not wait: what is not compiled by then is given up.
+    """
     return not wait(list(_pending), timeout).not_done
 
 
+@atexit.register
+def _finish() -> None:
+    """Let a thread that saves and loads come to its end, and no other begin."""
+    _taking_over.acquire(timeout=30)
+
+
+# -- look up, compile, load ----------------------------------------------------------------------------------------
 @dataclass
 class Lookup:
     """What the store has for a graph's regions: a job per region in order, models and missing jobs by key."""
@@ -229,9 +222,42 @@ class Lookup:
     models: dict[str, Model] = field(default_factory=dict)
     missing: dict[str, Job] = field(default_factory=dict)
 
+    def take_over(self) -> None:
+        """Load what is there by now: another process may have compiled it while this one waited for the lock."""
+        for key in list(self.missing):
+            model = _load(self.store, key)
+            if model is not None:
+                self.models[key] = model
+                self.stats.hits += 1
+                del self.missing[key]
+
     def in_order(self) -> list[Model]:
         """The models of the regions, once none is missing."""
         return [self.models[job.key] for job in self.jobs]
+
+
+_stores: dict[Path, Store] = {}
+_scratch: ScratchFolder | None = None
+
+
+def store_for(options: Options) -> Store:
+    """The store of the options; without a cache, a folder that ends with the process."""
+    if not options.cache:
+        global _scratch
+        if _scratch is None:
+            _scratch = ScratchFolder()
+            atexit.register(_scratch.delete)
+        folder = _scratch.path
+    else:
+        folder = Path(options.cache_dir).expanduser() if options.cache_dir else default_folder()
+    store = _stores.setdefault(folder, Store(folder))
+    store.limit = options.cache_limit * 1_000_000
+    return store
+
+
+def code_settings() -> CodeSettings:
+    """Torch's settings, as far as they change code."""
+    return CodeSettings(torch.get_float32_matmul_precision())
 
 
 def _look_up(regions: list[Region], options: Options) -> Lookup:
@@ -241,20 +267,32 @@ def _look_up(regions: list[Region], options: Options) -> Lookup:
         refuse_negative_numbers(region)
         devices = devices_of(region)
         parts = key_parts(region, settings, target_for(devices)[1])
-        found.jobs.append(Job(region, key_of(parts), parts, devices, settings))
+        found.jobs.append(Job(region, key_of(parts), parts, devices, settings, store))
     for job in found.jobs:
-        model = _load(store, job.key)
-        if model is None:
+        if _batch is not None:
+            _batch.looked_up.append((job, _is_there(store, job.key, found)))
+            if not _batch.looked_up[-1][1]:
+                found.missing[job.key] = job
+        elif job.key not in found.missing and not _is_there(store, job.key, found):
             found.missing[job.key] = job
-            if not is_batching():  # the reason is for people, and takes reading every entry
-                reason = store.why_missing(job.parts)
-                log.info("not in the cache: %s", reason)
-                store.note_lookup(job.key, f"miss: {reason}")
-        else:
-            found.models[job.key] = model
-            found.stats.hits += 1
+            reason = store.why_missing(job.parts)
+            log.info("not in the cache: %s", reason)
+            store.note_lookup(job.key, f"miss: {reason}")
+        elif job.key in found.models:
             store.note_lookup(job.key, "hit")
     return found
+
+
+def _is_there(store: Store, key: str, found: Lookup) -> bool:
+    """Whether the store has the region; loads it, unless it is for another machine."""
+    if elsewhere() is not None:
+        return store.get(key) is not None
+    model = found.models.get(key) or _load(store, key)
+    if model is None:
+        return False
+    found.models[key] = model
+    found.stats.hits += 1
+    return True
 
 
 def _load(store: Store, key: str) -> Model | None:
@@ -268,45 +306,17 @@ def _load(store: Store, key: str) -> Model | None:
         return None
 
 
-def _dry_run(jobs: list[Job]) -> None:
-    """Lower without compiling, so that a refused node is known before the batch is."""
-    for job in jobs:
-        build_graph(job.region, "region_0", Module(), job.settings)
-
-
-def _submit(jobs: list[Job], options: Options):  # type: ignore[no-untyped-def]
-    module, extensions, names = Module(), {}, graph_names(jobs)
-    for job in jobs:
-        graph = build_graph(job.region, names[job.key], module, job.settings)
-        extensions.update(dict.fromkeys(graph.kernel_libraries_paths))
-    target = target_for(set().union(*(job.devices for job in jobs)))[0]
-    return pool_for(target, options.compile_workers).submit(module, list(extensions))
-
-
-def _save(store: Store, artifact: bytes, jobs: list[Job]) -> None:
-    store.put(artifact, graph_names(jobs), {j.key: j.parts for j in jobs})
-
-
-def _compile(jobs: list[Job], store: Store, options: Options, stats: CompileStats) -> dict[str, Model]:
-    start = time.perf_counter()
-    future = _submit(jobs, options)
-    stats.lower_s += time.perf_counter() - start
-    nodes = sum(j.region.compute_nodes for j in jobs)
-    with compiling(f"{len(jobs)} region(s), {nodes} ops"):
-        artifact, seconds = future.result()
-    stats.compile_s += seconds
-    log.info("compiled in %.1f s", seconds)
-    return _loaded(artifact, jobs, store)
-
-
-def _loaded(artifact: bytes, jobs: list[Job], store: Store) -> dict[str, Model]:
-    """Save a new artifact and load its models, by key."""
-    _save(store, artifact, jobs)
-    models = {job.key: _load(store, job.key) for job in jobs}
-    if all(m is not None for m in models.values()):
-        return models
-    with tempfile.NamedTemporaryFile(suffix=".mef") as file:  # the store could not be written
-        file.write(artifact)
-        file.flush()
-        loaded = load(Path(file.name), f"unsaved-{jobs[0].key}")
-    return {key: loaded[name] for key, name in graph_names(jobs).items()}
+def _compile(found: Lookup, lowered: Lowered, options: Options, show: bool = True) -> None:
+    """Compile a module, save it and load its models."""
+    artifact, seconds = result(lowered, submit(lowered, options), options, show)
+    found.stats.compile_s += seconds
+    with _taking_over:
+        save(artifact, lowered.jobs)
+        models = {job.key: _load(found.store, job.key) for job in lowered.jobs}
+        if any(m is None for m in models.values()):  # the store could not be written
+            with tempfile.NamedTemporaryFile(suffix=".mef") as file:
+                file.write(artifact)
+                file.flush()
+                loaded = load(Path(file.name), f"unsaved-{lowered.jobs[0].key}")
+            models = {key: loaded[name] for key, name in graph_names(lowered.jobs).items()}
+    found.models.update(models)

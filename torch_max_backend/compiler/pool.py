@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from max.graph import Module
-
+from torch_max_backend.compiler.machine import Target
+from torch_max_backend.compiler.scratch import ScratchFolder
 from torch_max_backend.errors import CompileError
 
 STDERR_KEPT = 6000
 """Characters of compiler output that an error message carries."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """What is compiled for: the host CPU, or GPUs by API, architecture and count."""
-
-    api: str = ""
-    arch: str = ""
-    count: int = 0
-
-    def spec(self) -> dict[str, object] | None:
-        """The form that travels to a worker."""
-        return {"api": self.api, "arch": self.arch, "count": self.count} if self.count else None
+ENDS = "nothing is compiled any more: the program ends"
 
 
 class Worker:
@@ -43,8 +31,10 @@ class Worker:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.process: subprocess.Popen[str] | None = None
-        self.folder = tempfile.TemporaryDirectory(prefix="torch-max-backend-")
-        self.log = Path(self.folder.name) / "stderr"
+        self._lock = threading.Lock()  # held where the process is started, stopped or forgotten
+        self._closed = False
+        self.folder = ScratchFolder()
+        self.log = self.folder.path / "stderr"
 
     def compile(self, bytecode: bytes, extensions: list[Path]) -> bytes:
         """Compile one module.
@@ -52,7 +42,7 @@ class Worker:
         Raises:
             CompileError: The compiler refused or died; the message has its diagnostics.
         """
-        folder = Path(self.folder.name)
+        folder = self.folder.path
         source, artifact = folder / "module.mlirbc", folder / "module.mef"
         source.write_bytes(bytecode)
         artifact.unlink(missing_ok=True)
@@ -60,7 +50,7 @@ class Worker:
             "bytecode": str(source),
             "extensions": [str(p) for p in extensions],
             "artifact": str(artifact),
-            "gpu": self.target.spec(),
+            "target": self.target.spec(),
         }
         process = self._started()
         start = self.log.stat().st_size
@@ -73,7 +63,8 @@ class Worker:
             line = ""
         if not line:
             code = process.wait()
-            self.process = None
+            with self._lock:
+                self.process = None
             raise CompileError(f"the compile process died (exit status {code}).{self._diagnostics(start)}")
         answer = json.loads(line)
         if not answer["ok"]:
@@ -81,66 +72,104 @@ class Worker:
         return artifact.read_bytes()
 
     def _started(self) -> subprocess.Popen[str]:
-        if self.process is None or self.process.poll() is not None:
-            root = str(Path(__file__).resolve().parents[2])
-            environment = dict(
-                os.environ, PYTHONPATH=os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        with self._lock:
+            if self._closed:
+                raise CompileError(ENDS)
+            if self.process is None or self.process.poll() is not None:
+                self.process = self._start()
+            return self.process
+
+    def _start(self) -> subprocess.Popen[str]:
+        root = str(Path(__file__).resolve().parents[2])
+        environment = dict(
+            os.environ, PYTHONPATH=os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        )
+        # MAX keeps artifacts of its own, by a key that leaves out the names of graphs. The store is the only
+        # cache that outlives this process: what it forgets is compiled again.
+        environment.setdefault("MODULAR_MAX_CACHE_DIR", str(self.folder.path / "max"))
+        with open(self.log, "w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "torch_max_backend.compiler.worker", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
             )
-            # MAX keeps artifacts of its own, by a key that leaves out the names of graphs. The store is the only
-            # cache that outlives this process: what it forgets is compiled again.
-            environment.setdefault("MODULAR_MAX_CACHE_DIR", str(Path(self.folder.name) / "max"))
-            with open(self.log, "w") as log:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "torch_max_backend.compiler.worker"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    env=environment,
-                )
-        return self.process
 
     def _diagnostics(self, start: int) -> str:
         text = self.log.read_text(errors="replace")[start:].strip()
         return f" Its output ends with:\n{text[-STDERR_KEPT:]}" if text else ""
 
+    def stop(self) -> None:
+        """End the process, and with it the compile that is under way."""
+        with self._lock:
+            if self.process is not None:
+                self.process.kill()
+
     def close(self) -> None:
-        """End the process."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-        with contextlib.suppress(OSError):
-            self.folder.cleanup()
+        """End the process for good and delete its files."""
+        with self._lock:
+            self._closed = True
+            if self.process is not None:
+                self.process.kill()
+                self.process.wait()
+            self.folder.delete()
+
+
+@dataclass
+class _Job:
+    bytecode: bytes
+    extensions: list[Path]
+    future: Future[tuple[bytes, float]]
 
 
 class CompilePool:
-    """Up to ``size`` workers for one target; jobs wait for a free one."""
+    """Up to ``size`` workers for one target; jobs wait for a free one.
+
+    Every worker has a thread that serves it as long as the program runs: Linux ends a worker when the thread that
+    started it ends. The threads are no reason for the program to go on.
+    """
 
     def __init__(self, target: Target, size: int) -> None:
-        self.size = size
-        self._workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self._all = [Worker(target) for _ in range(size)]
-        for worker in self._all:
-            self._workers.put(worker)
-        self._threads = ThreadPoolExecutor(size, thread_name_prefix="max-compile")
+        self.workers = [Worker(target) for _ in range(size)]
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._running: dict[Future[tuple[bytes, float]], Worker] = {}
+        for worker in self.workers:
+            threading.Thread(target=self._serve, args=(worker,), name="max-compile", daemon=True).start()
 
-    def submit(self, module: Module, extensions: list[Path]) -> Future[tuple[bytes, float]]:
+    def submit(self, bytecode: bytes, extensions: list[Path]) -> Future[tuple[bytes, float]]:
         """Schedule a module; the future gives the artifact and the seconds it took, or a :class:`CompileError`."""
-        return self._threads.submit(self._run, module.mlir_module.bytecode, extensions)
+        future: Future[tuple[bytes, float]] = Future()
+        self._jobs.put(_Job(bytecode, extensions, future))
+        return future
 
-    def _run(self, bytecode: bytes, extensions: list[Path]) -> tuple[bytes, float]:
-        worker = self._workers.get()
-        start = time.perf_counter()
-        try:
-            return worker.compile(bytecode, extensions), time.perf_counter() - start
-        finally:
-            self._workers.put(worker)
+    def _serve(self, worker: Worker) -> None:
+        while True:
+            job = self._jobs.get()
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            self._running[job.future] = worker
+            start = time.perf_counter()
+            try:
+                artifact = worker.compile(job.bytecode, job.extensions)
+            except BaseException as error:  # whatever it is, somebody waits for it
+                job.future.set_exception(error)
+            else:
+                job.future.set_result((artifact, time.perf_counter() - start))
+            finally:
+                del self._running[job.future]
+            del job
+
+    def stop(self, future: Future[tuple[bytes, float]]) -> None:
+        """Give up a compile that nobody waits for any more."""
+        if not future.cancel() and (worker := self._running.get(future)):
+            worker.stop()
 
     def close(self) -> None:
         """End all workers."""
-        for worker in self._all:
+        for worker in self.workers:
             worker.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 _pools: dict[tuple[Target, int], CompilePool] = {}
@@ -151,6 +180,8 @@ def pool_for(target: Target, workers: int = 0) -> CompilePool:
     """The process-wide pool of a target. ``workers=0`` means one per two cores: a compile uses a little over one."""
     size = workers or max(1, (os.cpu_count() or 2) // 2)
     with _lock:
+        if _closing:
+            raise CompileError(ENDS)
         key = (target, size)
         if key not in _pools:
             _pools[key] = CompilePool(target, size)

@@ -6,8 +6,10 @@ Layout below the store's folder::
     v1/blobs/<sha[:2]>/<sha>.mef    a compiled artifact, named by the SHA-256 of its bytes; may hold several graphs
     v1/locks/<key>.lock             held by the process that compiles the region
     v1/lookups.jsonl                the latest lookups, a JSON line each: when, key, hit or why not
+    v1/compiles.jsonl               the latest compiles: seconds, number of different ops, API
 
-Files are written under a temporary name and renamed, so a reader never sees half of one. An entry whose blob is
+Files are written under a temporary name and renamed, so a reader never sees half of one; what a killed writer left is
+deleted by a later one. An entry whose blob is
 missing or does not match its name is a miss. A blob's modification time is when it was last used; with a limit, those
 that were not used for longest are deleted first.
 """
@@ -35,6 +37,8 @@ log = logging.getLogger("torch_max_backend")
 FORMAT = "v1"
 LOOKUPS_KEPT = 1 << 20
 """Bytes of the list of lookups."""
+ABANDONED_S = 600.0
+"""A temporary file of this age has no writer any more: writing takes less than a second."""
 
 
 def default_folder() -> Path:
@@ -73,11 +77,20 @@ class Record:
         sha, graph, parts = fields.get("blob"), fields.get("graph"), fields.get("parts", {})
         if not (isinstance(sha, str) and isinstance(graph, str) and isinstance(parts, dict)):
             raise ValueError("not an entry of this store")
-        return cls(key, sha, graph, parts)
+        record = cls(key, sha, graph, parts)
+        if fields.get("check", record.check()) != record.check():
+            raise ValueError("its checksum does not fit")
+        return record
+
+    def check(self) -> str:
+        """A checksum of the entry: one bit decides which graph of an artifact it names."""
+        text = "\n".join([self.key, self.sha, self.graph, json.dumps(self.parts, sort_keys=True)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def text(self) -> bytes:
         """The entry's file."""
-        return json.dumps({"blob": self.sha, "graph": self.graph, "parts": self.parts}, indent=1).encode()
+        fields = {"blob": self.sha, "graph": self.graph, "parts": self.parts, "check": self.check()}
+        return json.dumps(fields, indent=1).encode()
 
 
 class Store:
@@ -128,13 +141,38 @@ class Store:
         try:
             target = self.blob_path(sha)
             if not _has(target, len(blob)) or hashlib.sha256(target.read_bytes()).hexdigest() != sha:
-                _write(target, blob)
+                self._write(target, blob)
             for key, graph in graphs.items():
-                _write(self._key_path(key), Record(key, sha, graph, parts.get(key, {})).text())
+                self._write(self._key_path(key), Record(key, sha, graph, parts.get(key, {})).text())
+            self.remove_abandoned()
             if self.limit:
                 self.evict(self.limit, keep=sha)
         except OSError as error:
             self._warn(error)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        folder = self.folder / FORMAT / "tmp"
+        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def remove_abandoned(self, age: float = ABANDONED_S) -> int:
+        """Delete temporary files older than ``age`` seconds, whose writers were killed; returns how many."""
+        removed = 0
+        for path in (self.folder / FORMAT / "tmp").glob("*"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > age:
+                    path.unlink()
+                    removed += 1
+        return removed
 
     def _warn(self, error: OSError) -> None:
         if not self._warned:
@@ -181,23 +219,37 @@ class Store:
 
     def note_lookup(self, key: str, answer: str) -> None:
         """Append to the list of lookups; what does not fit into :data:`LOOKUPS_KEPT` bytes is forgotten."""
-        path = self.folder / FORMAT / "lookups.jsonl"
-        line = json.dumps({"time": round(time.time(), 3), "pid": os.getpid(), "key": key, "answer": answer})
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and path.stat().st_size > LOOKUPS_KEPT:
-                _write(path, b"".join(path.read_bytes().splitlines(keepends=True)[-LOOKUPS_KEPT // 400 :]))
-            with path.open("a") as file:
-                file.write(line + "\n")
+        self._append("lookups.jsonl", {"pid": os.getpid(), "key": key, "answer": answer})
 
     def lookups(self) -> list[dict[str, Any]]:
         """The latest lookups, oldest first: ``time`` (seconds since 1970), ``pid``, ``key``, ``answer``."""
+        return self._lines("lookups.jsonl")
+
+    def note_compile(self, seconds: float, kinds: int, api: str) -> None:
+        """Append to the list of compiles on this machine, from which later ones are estimated."""
+        self._append("compiles.jsonl", {"seconds": round(seconds, 2), "kinds": kinds, "api": api})
+
+    def compiles(self) -> list[dict[str, Any]]:
+        """The latest compiles, oldest first: ``time``, ``seconds``, ``kinds`` of ops, and the GPUs' ``api`` if any."""
+        return self._lines("compiles.jsonl")
+
+    def _append(self, name: str, fields: dict[str, Any]) -> None:
+        path = self.folder / FORMAT / name
+        line = json.dumps({"time": round(time.time(), 3), **fields})
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size > LOOKUPS_KEPT:
+                self._write(path, b"".join(path.read_bytes().splitlines(keepends=True)[-LOOKUPS_KEPT // 400 :]))
+            with path.open("a") as file:
+                file.write(line + "\n")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
         found = []
         with suppress(OSError):
-            for line in (self.folder / FORMAT / "lookups.jsonl").read_text().splitlines():
+            for line in (self.folder / FORMAT / name).read_text(errors="replace").splitlines():
                 with suppress(ValueError):
                     found.append(json.loads(line))
-        return found
+        return [fields for fields in found if isinstance(fields, dict)]
 
     # -- the whole store ------------------------------------------------------------------------------------------
     def records(self) -> list[Record]:
@@ -245,7 +297,7 @@ class Store:
     def clear(self) -> int:
         """Delete every entry and artifact; returns how many entries there were. Compiled functions stay usable."""
         records = self.records()
-        for name in ("keys", "blobs", "locks"):
+        for name in ("keys", "blobs", "locks", "tmp"):
             shutil.rmtree(self.folder / FORMAT / name, ignore_errors=True)
         (self.folder / FORMAT / "lookups.jsonl").unlink(missing_ok=True)
         return len(records)
@@ -266,15 +318,3 @@ def _has(path: Path, size: int) -> bool:
         return path.stat().st_size == size
     except OSError:
         return False
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

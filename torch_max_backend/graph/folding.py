@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import logging
 import operator
+from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.compiler.machine import elsewhere, fake_like
 from torch_max_backend.graph.region import map_nodes
 from torch_max_backend.graph.tensors import is_plain, order_of, storage_key, symbols_of, tensors_of, value_of
 
@@ -53,7 +56,8 @@ def fold_constants(gm: fx.GraphModule) -> None:
     with _disable_current_modes(), torch.no_grad():
         for node, value in _evaluate(gm, wanted).items():
             with gm.graph.inserting_before(node):
-                folded = _fill(gm, value) or _attribute(gm, f"_folded_{node.name}", value)
+                device = tensors_of(value_of(node))[0].device
+                folded = _fill(gm, value, device) or _attribute(gm, f"_folded_{node.name}", value, device)
             folded.meta.update(val=value_of(node), stack_trace=node.meta.get("stack_trace"))
             node.replace_all_uses_with(folded)
     gm.graph.eliminate_dead_code(lambda n: n not in constants)
@@ -87,7 +91,7 @@ def _may_run_now(node: fx.Node) -> bool:
         and is_plain(value)
         and order_of(value) is not None
         and value.numel() * value.element_size() <= LARGEST_CONSTANT
-        and (value.device.type == "cpu" or torch.cuda.is_available())
+        and (value.device.type == "cpu" or torch.cuda.is_available() or elsewhere() is not None)
     )
 
 
@@ -109,7 +113,7 @@ def _evaluate(gm: fx.GraphModule, wanted: list[fx.Node]) -> dict[fx.Node, torch.
                 values[node] = operator.attrgetter(str(node.target))(gm)
             else:
                 args, kwargs = map_nodes(node.args, value), map_nodes(dict(node.kwargs), value)
-                values[node] = node.target(*args, **kwargs)
+                values[node] = node.target(*_at_hand(args), **_at_hand(kwargs))
         return values[node]
 
     found = {}
@@ -123,17 +127,26 @@ def _evaluate(gm: fx.GraphModule, wanted: list[fx.Node]) -> dict[fx.Node, torch.
     return found
 
 
-def _fill(gm: fx.GraphModule, value: torch.Tensor) -> fx.Node | None:
+def _at_hand(arguments: Any) -> Any:
+    """Arguments for a device that is here: the values of a graph for an absent GPU are computed on the CPU."""
+    if elsewhere() is None:
+        return arguments
+    return pytree.tree_map_only(torch.device, lambda device: torch.device("cpu"), arguments)
+
+
+def _fill(gm: fx.GraphModule, value: torch.Tensor, device: torch.device) -> fx.Node | None:
     """A node that repeats one number, if that is what the value does, to the bit."""
     if not value.numel() or value.is_complex():
         return None
     elements = value.detach().clone(memory_format=torch.contiguous_format).view(-1, 1).view(torch.uint8)
     if not bool((elements == elements[0]).all()):
         return None
-    kwargs = {"dtype": value.dtype, "device": value.device}
+    kwargs = {"dtype": value.dtype, "device": device}
     return gm.graph.call_function(aten.full.default, (list(value.shape), value.flatten()[0].item()), kwargs)
 
 
-def _attribute(gm: fx.GraphModule, name: str, value: torch.Tensor) -> fx.Node:
+def _attribute(gm: fx.GraphModule, name: str, value: torch.Tensor, device: torch.device) -> fx.Node:
+    if elsewhere() is not None:
+        value = fake_like(value, device)
     gm.register_buffer(name, value, persistent=False)
     return gm.graph.get_attr(name)

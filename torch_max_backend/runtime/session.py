@@ -11,7 +11,7 @@ from max import driver, engine
 from max.engine import InferenceSession, Model
 
 from torch_max_backend.compiler.key import cpu_target
-from torch_max_backend.compiler.pool import Target
+from torch_max_backend.compiler.machine import Target, elsewhere
 from torch_max_backend.errors import EnvironmentUnsupportedError
 
 _lock = threading.Lock()
@@ -64,6 +64,9 @@ def check_device(device: torch.device) -> None:
             f"device {str(device)!r} is not supported by max_backend: use 'cpu' or 'cuda' tensors"
         )
     index = device.index or 0
+    machine = elsewhere()
+    if machine is not None and machine.api and index < machine.count:
+        return
     if index >= len(get_accelerators()):
         raise EnvironmentUnsupportedError(
             f"a tensor is on {str(device)!r}, but MAX sees {len(get_accelerators())} GPU(s): check the driver, "
@@ -73,7 +76,11 @@ def check_device(device: torch.device) -> None:
 
 def target_for(devices: set[torch.device]) -> tuple[Target, str]:
     """What to compile for, and its name in the cache key (architectures, not indices)."""
-    if all(d.type == "cpu" for d in devices):
+    gpu = any(d.type != "cpu" for d in devices)
+    machine = elsewhere()
+    if machine is not None:
+        return machine.target(gpu, cpu_target())
+    if not gpu:
         return Target(), cpu_target()
     device = get_accelerators()[0]
     arch = device.architecture_name
