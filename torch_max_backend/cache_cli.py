@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -54,18 +58,113 @@ def list_entries() -> None:
     Console().print(result)
 
 
+FUNCTION = "path/to/file.py:function or module:function; it gets the device if it takes an argument."
+MACHINE = "cpu, or a GPU by its architecture, which need not be attached: cuda:sm_90a, hip:gfx942."
+
+
+@app.command()
+def prebuild(
+    function: str = typer.Argument(help=FUNCTION),
+    device: str = typer.Option(help=MACHINE),
+    host: str = typer.Option("", help="The other machine's processor, as `torch-max-backend env` names it there."),
+    cpu: str = typer.Option("", help="LLVM's name of a processor whose code it can run, such as x86-64-v3."),
+    gpus: int = typer.Option(1, min=1, help="How many GPUs the function uses."),
+    export: Path | None = typer.Option(None, help="Also write the function's regions to this bundle."),
+) -> None:
+    """Compile for a machine that is not this one what a function compiles. It runs on fake tensors."""
+    from torch_max_backend.compiler.bundle import export_bundle
+    from torch_max_backend.compiler.machine import Machine
+    from torch_max_backend.compiler.prebuild import load_function
+    from torch_max_backend.compiler.prebuild import prebuild as build
+    from torch_max_backend.options import resolve
+
+    if bool(host) != bool(cpu):
+        raise typer.BadParameter("--host and --cpu belong together")
+    with _told():
+        machine = Machine.parse(device, gpus, host, cpu)
+        done = build(load_function(function), machine, resolve())
+    typer.echo(f"{len(done.compiled)} compiled, {len(done.present)} in the cache already")
+    stores = list({id(job.store): job.store for job in done.compiled + done.present}.values())
+    for store in stores:
+        typer.echo(f"in {store.folder}")
+    if export is not None and stores:
+        if len(stores) > 1:
+            _fail("the function uses several cache folders: give it one to export them")
+        records = [r for r in stores[0].records() if r.key in done.keys]
+        typer.echo(f"wrote {export_bundle(stores[0], export, records)} entries to {export}")
+    if done.failed:
+        _fail(f"{len(done.failed)} regions did not compile")
+    if not done.keys:
+        _fail("the function compiled nothing with max_backend")
+
+
 @app.command()
 def explain(
-    key: str = typer.Argument("", help="The start of a key; by default all."),
+    what: str = typer.Argument("", help=f"The start of a key, by default all; or a function: {FUNCTION}"),
     last: int = typer.Option(20, min=1, help="How many lookups to show."),
+    device: str = typer.Option("", help=f"For a function, the machine, by default this one: {MACHINE}"),
 ) -> None:
-    """Say of the latest lookups whether they hit, and if not, in what the nearest entry differed."""
-    found = [line for line in _store().lookups() if str(line.get("key", "")).startswith(key)]
+    """Say of the latest lookups, or of a function's regions, whether they hit, and if not, what differed.
+
+    A function is called, and nothing is compiled.
+    """
+    if ":" in what:
+        _explain_function(what, device)
+        return
+    found = [line for line in _store().lookups() if str(line.get("key", "")).startswith(what)]
     result = Table("when", "process", "key", "answer")
     for line in found[-last:]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.get("time", 0)))
         result.add_row(when, str(line.get("pid")), str(line.get("key"))[:12], str(line.get("answer")))
     Console().print(result if found else "no lookups are noted")
+
+
+def _explain_function(function: str, device: str) -> None:
+    import torch
+
+    from torch_max_backend.compiler.machine import Machine
+    from torch_max_backend.compiler.prebuild import load_function, regions_of
+    from torch_max_backend.runtime.session import get_accelerators
+
+    with _told():
+        called = load_function(function)
+        if device:
+            machine = Machine.parse(device)
+            with machine.pretended():
+                batch = regions_of(called, machine.device)
+        else:
+            gpu = bool(get_accelerators()) and torch.cuda.is_available()
+            batch = regions_of(called, "cuda" if gpu else "cpu")
+    if not batch.looked_up:
+        _fail("the function compiled nothing with max_backend")
+    result = Table("region", "begins at", "ops", "key", "answer")
+    for number, (job, there) in enumerate(batch.looked_up):
+        answer = "hit" if there else f"miss: {job.store.why_missing(job.parts)}"
+        ops = str(job.region.compute_nodes)
+        result.add_row(str(number), job.begins_at(), ops, job.key[:12], answer)
+    Console().print(result)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn what goes wrong in a user's function, or on the way to it, into a message and an exit status."""
+    from torch_max_backend.errors import MaxBackendError
+
+    try:
+        yield
+    except MaxBackendError as error:
+        _fail(f"{type(error).__name__}: {error}")
+    except Exception as error:  # the user's function may raise anything
+        traceback.print_exc()
+        hint = ""
+        if "hasPrimaryContext" in str(error):  # torch's CUDA autograd asks for the GPU itself
+            hint = "; gradients of GPU tensors cannot be traced where there is no GPU: use torch.no_grad()"
+        _fail(f"the function raised {type(error).__name__}{hint}")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(1)
 
 
 @app.command()

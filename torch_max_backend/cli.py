@@ -90,6 +90,7 @@ def env() -> None:
     import torch
 
     from torch_max_backend.compiler.compile import store_for
+    from torch_max_backend.compiler.key import cpu_target
     from torch_max_backend.options import resolve
     from torch_max_backend.runtime.session import get_accelerators
 
@@ -103,7 +104,7 @@ def env() -> None:
         ("torch", torch.__version__),
         ("max", importlib.metadata.version("max")),
         ("mojo", importlib.metadata.version("mojo-compiler")),
-        ("cpu", f"{platform.machine()}, {torch.get_num_threads()} torch threads"),
+        ("cpu", f"{cpu_target()}, {torch.get_num_threads()} torch threads"),
         ("gpus that MAX can use", ", ".join(f"{d.api}:{d.architecture_name}" for d in get_accelerators()) or "none"),
         ("cache", f"{store.folder}: {entries} entries, {size / 1e6:.1f} MB" if options.cache else "off"),
     ]
