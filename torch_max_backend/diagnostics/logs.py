@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 
+from torch_max_backend.diagnostics import recompiles
 from torch_max_backend.options import Options
 
 _handler: logging.Handler | None = None
 
 
 def configure(options: Options) -> None:
-    """Apply ``verbose`` and ``beartype``."""
+    """Apply ``verbose``, and listen to what torch says of the function that it compiles."""
     global _handler
+    recompiles.watch()
     logger = logging.getLogger("torch_max_backend")
     if options.verbose and _handler is None:
         _handler = logging.StreamHandler(sys.stderr)
