@@ -89,7 +89,8 @@ class Worker:
         environment.setdefault("MODULAR_MAX_CACHE_DIR", str(self.folder.path / "max"))
         with open(self.log, "w") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "torch_max_backend.compiler.worker", str(os.getpid())],
+                # -P: the folder that the program happens to run in may hold another torch_max_backend.
+                [sys.executable, "-P", "-m", "torch_max_backend.compiler.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
