@@ -1,0 +1,353 @@
+"""How long a user waits: warm and cold starts, compiling in the background, many sizes, a saved function.
+
+    python benchmarks/startup.py                     # everything, with medians of five: hours on two cores
+    python benchmarks/startup.py --part sizes --part background
+    python benchmarks/startup.py --part warm --layers 2 --repeats 2 --json out.json
+
+Every measurement is a process of its own, which prints its times; contenders take turns. Parts:
+
+- `warm`: a second process with every cache warm, from its first line to the first result, for this backend and
+  Inductor. Of the backend also its own part of that: what is spent in its modules, Dynamo and AOTAutograd excluded.
+- `background`: the first call with `compile="background"` and an empty cache, against `backend="eager"`.
+- `cold`: the first call with every cache empty, GPT-2 and ResNet-50, and GPT-2 with four times the layers.
+- `sizes`: 20 pairs of batch and sequence length with `dynamic=True`: how often something is compiled.
+- `saved`: a function that `torch.compiler` saved, in a new process to the first result, against `import torch`.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+# What a measured process runs. It begins with its own clock, and prints one JSON line at its end.
+BEGIN = """
+import time; begin = time.perf_counter()
+import json, random, sys
+import torch
+imported = time.perf_counter() - begin
+arguments = json.loads(sys.argv[1])
+
+def model_of(name, layers):
+    torch.manual_seed(0)
+    if name == "gpt2":
+        from transformers import GPT2Config, GPT2LMHeadModel
+        model = GPT2LMHeadModel(GPT2Config(n_layer=layers))
+        return (lambda tokens: model(input_ids=tokens, use_cache=False).logits), (torch.randint(0, 50257, (1, 128)),)
+    if name == "resnet50":
+        from timm import create_model
+        return create_model("resnet50", pretrained=False).eval(), (torch.randn(1, 3, 224, 224),)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0)
+    return torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval(), (torch.randn(2, 16, 64),)
+
+def options_of():
+    return {"backend": arguments["backend"], "options": arguments.get("options") or None}
+
+def report(**found):
+    own = None
+    if arguments["backend"] == "max_backend":
+        from torch_max_backend import reports
+        own = [vars(r.stats) | {"islands": len(r.islands)} for r in reports()]
+    print(json.dumps({"import_s": imported, "graphs": own, **found}))
+"""
+
+FIRST_CALL = (
+    BEGIN
+    + """
+profile = None
+with torch.no_grad():
+    function, inputs = model_of(arguments["model"], arguments["layers"])
+    built = time.perf_counter()
+    compiled = torch.compile(function, **options_of())
+    if arguments.get("profile"):
+        import cProfile
+        profile = cProfile.Profile()
+        profile.enable()
+    compiled(*inputs)
+    if profile:
+        profile.disable()
+    first = time.perf_counter()
+    compiled(*inputs)
+    second = time.perf_counter()
+
+def inside(profile):
+    # Seconds in the outermost calls from torch into this backend.
+    import pstats, torch_max_backend
+    folder = torch_max_backend.__path__[0]
+    stats, total = pstats.Stats(profile).stats, 0.0
+    ours = lambda f: f[0].startswith(folder)
+    for function, (_, _, _, _, callers) in stats.items():
+        if ours(function) and function[2] not in ("__getitem__", "table", "max_backend"):
+            total += sum(c[3] for caller, c in callers.items() if not ours(caller))
+    return total
+
+report(model_s=built - begin - imported, first_s=first - built, second_s=second - first, total_s=first - begin,
+       own_s=inside(profile) if profile else None)
+if arguments.get("finish"):
+    from torch_max_backend import wait_for_compiles
+    wait_for_compiles()
+"""
+)
+
+SIZES = (
+    BEGIN
+    + """
+import logging
+model, _ = model_of("encoder", arguments["layers"])
+compiled = torch.compile(model, dynamic=True, **options_of())
+choice, rows = random.Random(0), []
+pairs = [(choice.randint(1, 64), choice.randint(16, 512)) for _ in range(arguments["pairs"])]
+from torch._dynamo.utils import counters
+with torch.no_grad():
+    for batch, length in pairs:
+        x = torch.randn(batch, length, 64)
+        before, start = counters["stats"]["unique_graphs"], time.perf_counter()
+        given = compiled(x)
+        seconds = time.perf_counter() - start
+        difference = float((given - model(x)).abs().max())
+        rows.append([batch, length, seconds, counters["stats"]["unique_graphs"] - before, difference])
+report(rows=rows, graphs_compiled=counters["stats"]["unique_graphs"])
+"""
+)
+
+SAVE = (
+    BEGIN
+    + """
+function, inputs = model_of(arguments["model"], arguments["layers"])
+with torch.no_grad():
+    compiled = torch.compile(function, fullgraph=True, **options_of())
+    saved = compiled.aot_compile((inputs, {}))
+    saved.save_compiled_function(arguments["file"])
+report()
+"""
+)
+
+LOAD = (
+    BEGIN
+    + """
+x = torch.randn(2, 16, 64)
+with torch.no_grad(), open(arguments["file"], "rb") as file:
+    function = torch.compiler.load_compiled_function(file)
+    function(arguments_of(x))
+report(total_s=time.perf_counter() - begin)
+"""
+)
+
+IMPORT = (
+    BEGIN
+    + """
+print(json.dumps({"import_s": imported}))
+"""
+)
+
+
+class Part(enum.StrEnum):
+    """The measurements."""
+
+    warm = "warm"
+    background = "background"
+    cold = "cold"
+    sizes = "sizes"
+    saved = "saved"
+
+
+class Failed(Exception):
+    """A measured process did not end well; the message is the end of its output."""
+
+
+@dataclass
+class Caches:
+    """Folders that take the place of every cache of torch, MAX and this package."""
+
+    folder: Path
+
+    def environment(self) -> dict[str, str]:
+        """Variables for a process that shall use these caches and no others."""
+        cleaned = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_MAX_BACKEND_", "MODULAR_"))}
+        places = {
+            "HOME": "home",
+            "XDG_CACHE_HOME": "cache",
+            "TORCH_MAX_BACKEND_CACHE_DIR": "regions",
+            "TORCHINDUCTOR_CACHE_DIR": "torch",
+            "MODULAR_CACHE_DIR": "modular",
+            "TMPDIR": "tmp",
+        }
+        for name in places.values():
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        telemetry = {"MODULAR_TELEMETRY_ENABLED": "0"}
+        return cleaned | telemetry | {k: str(self.folder / v) for k, v in places.items()}
+
+
+@dataclass
+class Bench:
+    """Runs measured processes, and collects rows of (part, what, value, unit)."""
+
+    repeats: int
+    layers: int
+    deep: int
+    pairs: int
+    timeout: float
+    progress: Progress
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, text: str, caches: Caches, **arguments: Any) -> dict[str, Any]:
+        """What a process prints on its last line."""
+        task = self.progress.add_task(
+            " ".join(f"{v}" for v in arguments.values() if isinstance(v, str | int)), total=None
+        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", text, json.dumps({"layers": self.layers, **arguments})],
+                env=caches.environment(),
+                capture_output=True,
+                text=True,
+                timeout=self.timeout,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"longer than {self.timeout:.0f} s") from error
+        finally:
+            self.progress.remove_task(task)
+        if done.returncode:
+            raise Failed((done.stderr or done.stdout).strip()[-1500:])
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def add(self, part: str, what: str, values: list[float], unit: str = "s", digits: int = 2) -> None:
+        """A row with the median and the range of ``values``."""
+        middle = f"{statistics.median(values):.{digits}f} {unit}"
+        spread = f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else ""
+        self.rows.append((part, what, middle + spread))
+        self.data.setdefault(part, {})[what] = {"values": values, "unit": unit}
+
+    # -- the parts ---------------------------------------------------------------------------------------------
+    def warm(self, folder: Path) -> None:
+        """Second processes, contenders in turns."""
+        found: dict[str, list[dict[str, Any]]] = {"max_backend": [], "inductor": []}
+        caches = {name: Caches(folder / name) for name in found}
+        for name in found:
+            self.run(FIRST_CALL, caches[name], model="gpt2", backend=name)
+        for _ in range(self.repeats):
+            for name, runs in found.items():
+                runs.append(self.run(FIRST_CALL, caches[name], model="gpt2", backend=name))
+        for name, runs in found.items():
+            self.add("warm", f"{name}: first line to first result", [r["total_s"] for r in runs])
+            self.add("warm", f"{name}: import torch", [r["import_s"] for r in runs])
+            self.add("warm", f"{name}: first call", [r["first_s"] for r in runs])
+        own = [self.run(FIRST_CALL, caches["max_backend"], model="gpt2", backend="max_backend", profile=1)]
+        self.add("warm", "max_backend: its own part of the first call, under a profiler", [r["own_s"] for r in own])
+        regions = [sum(g["regions"] for g in r["graphs"]) for r in found["max_backend"]]
+        hits = [sum(g["hits"] for g in r["graphs"]) for r in found["max_backend"]]
+        self.add("warm", "max_backend: regions", regions, "", 0)
+        self.add("warm", "max_backend: of these from the cache", hits, "", 0)
+
+    def background(self, folder: Path) -> None:
+        """First calls that compile nothing, or do it behind the user's back."""
+        found: dict[str, list[float]] = {"eager": [], "max_backend": []}
+        for number in range(self.repeats):
+            for name, times in found.items():
+                options = {"compile": "background"} if name == "max_backend" else {}
+                caches = Caches(folder / f"{name}{number}")
+                times.append(self.run(FIRST_CALL, caches, model="gpt2", backend=name, options=options)["first_s"])
+        for name, times in found.items():
+            self.add("background", f"first call, {name}", times)
+        ratio = [b / e for b, e in zip(found["max_backend"], found["eager"], strict=True)]
+        self.add("background", "max_backend / eager", ratio, "")
+
+    def cold(self, folder: Path) -> None:
+        """First calls with empty caches."""
+        cases = [("gpt2", self.layers), ("gpt2", self.deep), ("resnet50", 0)]
+        found: dict[tuple[str, str, int], list[float]] = {}
+        for number in range(self.repeats):
+            for model, layers in cases:
+                for name in ("max_backend", "inductor"):
+                    caches = Caches(folder / f"{name}{number}{model}{layers}")
+                    run = self.run(FIRST_CALL, caches, model=model, layers=layers, backend=name)
+                    found.setdefault((name, model, layers), []).append(run["first_s"])
+        for (name, model, layers), times in found.items():
+            self.add("cold", f"{name}: {model}" + (f", {layers} layers" if layers else ""), times)
+        for name in ("max_backend", "inductor"):
+            few, many = found[name, "gpt2", self.layers], found[name, "gpt2", self.deep]
+            growth = [m / f for f, m in zip(few, many, strict=True)]
+            self.add("cold", f"{name}: {self.deep} layers / {self.layers} layers", growth, "")
+
+    def sizes(self, folder: Path) -> None:
+        """One function, many sizes."""
+        for name in ("max_backend", "inductor"):
+            run = self.run(SIZES, Caches(folder / name), backend=name, layers=2, pairs=self.pairs)
+            rows = run["rows"]
+            first, *rest = [row[2] for row in rows if row[3]]
+            self.add("sizes", f"{name}: graphs compiled for {len(rows)} pairs", [run["graphs_compiled"]], "", 0)
+            self.add("sizes", f"{name}: first call", [first])
+            self.add("sizes", f"{name}: calls that compiled again", [len(rest)], "", 0)
+            self.add("sizes", f"{name}: calls that compiled nothing", [row[2] for row in rows if not row[3]], "s", 4)
+            self.add("sizes", f"{name}: largest difference to eager", [max(row[4] for row in rows)], "", 9)
+            self.data["sizes"][f"{name}: batch, length, seconds, compiled, difference"] = rows
+
+    def saved(self, folder: Path) -> None:
+        """A saved function in a process that compiles nothing."""
+        caches, file = Caches(folder / "saved"), str(folder / "function")
+        try:
+            self.run(SAVE, caches, model="encoder", layers=2, backend="max_backend", file=file)
+            load = LOAD.replace("arguments_of(x)", "x")
+            runs = [self.run(load, caches, backend="max_backend", file=file) for _ in range(self.repeats)]
+        except Failed as error:
+            self.rows.append(("saved", "not supported", str(error).splitlines()[-1][:100]))
+            self.data["saved"] = {"not supported": str(error)}
+            return
+        imports = [self.run(IMPORT, caches)["import_s"] for _ in range(self.repeats)]
+        self.add("saved", "first line to first result", [r["total_s"] for r in runs])
+        self.add("saved", "import torch", imports)
+
+
+def versions() -> dict[str, str]:
+    """What was measured, and where."""
+    names = ["torch", "max", "mojo-compiler", "transformers", "timm", "torch-max-backend"]
+    found = {name: importlib.metadata.version(name) for name in names}
+    return found | {"python": platform.python_version(), "cpus": str(os.cpu_count()), "machine": platform.machine()}
+
+
+def main(
+    part: list[Part] = typer.Option(list(Part), help="What to measure; may be given several times."),
+    repeats: int = typer.Option(5, min=1, help="Processes per contender."),
+    layers: int = typer.Option(12, min=1, help="Layers of GPT-2."),
+    deep: int = typer.Option(48, min=1, help="Layers of the deep GPT-2."),
+    pairs: int = typer.Option(20, min=1, help="Pairs of batch and sequence length."),
+    timeout: float = typer.Option(1800.0, help="Seconds that one process may take."),
+    output: Path | None = typer.Option(None, "--json", help="Also write everything to this file."),
+) -> None:
+    """Measure, and print a table."""
+    failed = False
+    with Progress(console=Console(stderr=True)) as progress, tempfile.TemporaryDirectory(prefix="startup-") as folder:
+        bench = Bench(repeats, layers, deep, pairs, timeout, progress)
+        for chosen in dict.fromkeys(part):
+            try:
+                getattr(bench, chosen.value)(Path(folder) / chosen.value)
+            except Failed as error:
+                failed = True
+                bench.rows.append((chosen.value, "FAILED", str(error)))
+    table = Table("part", "what", "median (range)", title=", ".join(f"{k} {v}" for k, v in versions().items()))
+    for row in bench.rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    if output is not None:
+        output.write_text(json.dumps({"versions": versions(), "repeats": repeats, "parts": bench.data}, indent=1))
+    if failed:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
