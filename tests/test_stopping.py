@@ -109,10 +109,10 @@ def test_a_stopped_program(program: Program, stop: signal.Signals, compile: str)
     running = program.start(PROGRAM + WAIT, compile)
     if compile == "background":  # an interrupt before that may end up in torch
         assert running.stdout is not None and running.stdout.readline() == "waiting\n"
-    program.wait_until(program.is_compiling, 60)
+    program.wait_until(program.is_compiling, 200)
     assert len(program.processes()) >= 2
     running.send_signal(stop)
-    _, errors = running.communicate(timeout=20)
+    _, errors = running.communicate(timeout=60)
     assert running.returncode != 0
     if stop is signal.SIGINT:
         assert "KeyboardInterrupt" in errors
@@ -124,7 +124,7 @@ def test_a_stopped_program(program: Program, stop: signal.Signals, compile: str)
     if stop is signal.SIGTERM:  # as SIGKILL does
         return
     again = program.start(PROGRAM + WAIT, compile)  # nothing blocks it
-    _, errors = again.communicate(timeout=120)
+    _, errors = again.communicate(timeout=400)
     assert again.returncode == 0, errors
     (record,) = program.store.records()
     assert program.store.get(record.key) is not None
@@ -134,9 +134,9 @@ def test_a_program_ends_without_its_background_compile(program: Program) -> None
     running = program.start(PROGRAM + END, "background")
     assert running.stdout is not None and running.stdout.readline() == "ended\n"
     start = time.monotonic()
-    _, errors = running.communicate(timeout=20)
+    _, errors = running.communicate(timeout=60)
     assert running.returncode == 0, errors
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert "failed" not in errors
     program.wait_until(lambda: not program.processes(), 10)
     assert not list(program.temporary.glob(f"{PREFIX}*"))
@@ -160,7 +160,7 @@ torch.testing.assert_close(compiled(x), g(x))
 
 def test_a_forked_child_leaves_its_parents_files_alone(program: Program) -> None:
     running = program.start(PROGRAM + FORK, "wait")
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate(timeout=400)
     assert running.returncode == 0, errors
 
 
