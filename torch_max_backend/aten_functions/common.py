@@ -187,7 +187,7 @@ def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
         return x
     result = ops.permute(x, list(dims))
     if list(dims) == [*range(x.rank - 2), x.rank - 1, x.rank - 2]:
-        result._transpose_of = lambda: x  # type: ignore[attr-defined]
+        result._transpose_of = lambda: x
     return result
 
 
@@ -202,7 +202,7 @@ def _remember_transpose(result: TensorValue, x: TensorValue, same: Callable[[Ten
     if hasattr(x, "_transpose_of"):
         source, shape = x._transpose_of, result.shape
         swapped = [*shape[:-2], shape[-1], shape[-2]]
-        result._transpose_of = lambda: same(source(), swapped)  # type: ignore[attr-defined]
+        result._transpose_of = lambda: same(source(), swapped)
 
 
 def move_axis(x: TensorValue, source: int, destination: int) -> TensorValue:

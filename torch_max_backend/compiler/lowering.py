@@ -275,7 +275,7 @@ def _moves(operation: Any) -> bool:
 def _shape_of(value: Any) -> list[Dim] | None:
     try:
         return list(TensorValue(value).shape)
-    except (TypeError, ValueError):  # not a tensor
+    except (AssertionError, TypeError, ValueError):  # not a tensor: a chain, on a GPU
         return None
 
 
