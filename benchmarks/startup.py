@@ -46,7 +46,7 @@ def model_of(name, layers):
     torch.manual_seed(0)
     if name == "gpt2":
         from transformers import GPT2Config, GPT2LMHeadModel
-        model = GPT2LMHeadModel(GPT2Config(n_layer=layers))
+        model = GPT2LMHeadModel(GPT2Config(n_layer=layers)).eval()
         return (lambda tokens: model(input_ids=tokens, use_cache=False).logits), (torch.randint(0, 50257, (1, 128)),)
     if name == "resnet50":
         from timm import create_model
