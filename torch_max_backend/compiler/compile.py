@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import atexit
 import logging
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from max.engine import Model
@@ -32,24 +30,15 @@ from torch_max_backend.compiler.key import key_of, key_parts
 from torch_max_backend.compiler.lowering import refuse_negative_numbers
 from torch_max_backend.compiler.machine import elsewhere
 from torch_max_backend.compiler.pool import is_closing
-from torch_max_backend.compiler.scratch import ScratchFolder
-from torch_max_backend.compiler.store import Store, default_folder
+from torch_max_backend.compiler.store import Store
+from torch_max_backend.compiler.stores import store_for as store_for
+from torch_max_backend.diagnostics.report import CompileStats
 from torch_max_backend.errors import CompileError
 from torch_max_backend.graph.region import Region
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.session import load, target_for
 
 log = logging.getLogger("torch_max_backend")
-
-
-@dataclass
-class CompileStats:
-    """What compiling one FX graph did: regions, how many the store had, seconds in lowering and in MAX's compiler."""
-
-    regions: int = 0
-    hits: int = 0
-    lower_s: float = 0.0
-    compile_s: float = 0.0
 
 
 # -- putting compiles off ------------------------------------------------------------------------------------------
@@ -236,25 +225,6 @@ class Lookup:
         return [self.models[job.key] for job in self.jobs]
 
 
-_stores: dict[Path, Store] = {}
-_scratch: ScratchFolder | None = None
-
-
-def store_for(options: Options) -> Store:
-    """The store of the options; without a cache, a folder that ends with the process."""
-    if not options.cache:
-        global _scratch
-        if _scratch is None:
-            _scratch = ScratchFolder()
-            atexit.register(_scratch.delete)
-        folder = _scratch.path
-    else:
-        folder = Path(options.cache_dir).expanduser() if options.cache_dir else default_folder()
-    store = _stores.setdefault(folder, Store(folder))
-    store.limit = options.cache_limit * 1_000_000
-    return store
-
-
 def code_settings() -> CodeSettings:
     """Torch's settings, as far as they change code."""
     return CodeSettings(torch.get_float32_matmul_precision())
@@ -268,6 +238,7 @@ def _look_up(regions: list[Region], options: Options) -> Lookup:
         devices = devices_of(region)
         parts = key_parts(region, settings, target_for(devices)[1])
         found.jobs.append(Job(region, key_of(parts), parts, devices, settings, store))
+        found.stats.keys.append(found.jobs[-1].key)
     for job in found.jobs:
         if _batch is not None:
             _batch.looked_up.append((job, _is_there(store, job.key, found)))
@@ -314,9 +285,6 @@ def _compile(found: Lookup, lowered: Lowered, options: Options, show: bool = Tru
         save(artifact, lowered.jobs)
         models = {job.key: _load(found.store, job.key) for job in lowered.jobs}
         if any(m is None for m in models.values()):  # the store could not be written
-            with tempfile.NamedTemporaryFile(suffix=".mef") as file:
-                file.write(artifact)
-                file.flush()
-                loaded = load(Path(file.name), f"unsaved-{lowered.jobs[0].key}")
+            loaded = load(artifact, f"unsaved-{lowered.jobs[0].key}")
             models = {key: loaded[name] for key, name in graph_names(lowered.jobs).items()}
     found.models.update(models)

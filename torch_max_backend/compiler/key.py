@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
-import importlib.metadata
 import inspect
-import platform
-from collections.abc import Iterable
 from pathlib import Path
 
-from torch_max_backend.aten_functions.common import kernels_path
 from torch_max_backend.aten_functions.context import CodeSettings
 from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.digests import cpu_target as cpu_target
+from torch_max_backend.digests import digest, digest_files, kernels_digest, package_version
 from torch_max_backend.graph.region import Region
-
-
-def digest(data: bytes | str) -> str:
-    """SHA-256 in hexadecimal."""
-    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
 def key_parts(region: Region, settings: CodeSettings, target: str) -> dict[str, str]:
@@ -37,42 +29,14 @@ def key_parts(region: Region, settings: CodeSettings, target: str) -> dict[str, 
         "lowerings": _lowering_digest(region),
         "kernels": _kernels_digest(region),
         "user_lowerings": _user_digest(region),
-        "max": _version("max"),
-        "mojo": _version("mojo-compiler"),
+        "max": package_version("max"),
+        "mojo": package_version("mojo-compiler"),
     }
 
 
 def key_of(parts: dict[str, str]) -> str:
     """The key made of the parts."""
     return digest("\n".join(f"{k}={v}" for k, v in sorted(parts.items())))
-
-
-@functools.cache
-def cpu_target() -> str:
-    """The host CPU by what compiled code depends on: architecture, model and instruction-set flags."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-        fields = dict(ln.split(":", 1) for ln in text.split("\n\n")[0].splitlines() if ":" in ln)
-        chosen = {k.strip(): v.strip() for k, v in fields.items()}
-        flags = chosen.get("flags") or chosen.get("Features", "")
-        return f"{platform.machine()}-{digest(' '.join(sorted(flags.split())))[:16]}"
-    except OSError:
-        return f"{platform.machine()}-{digest(platform.processor())[:16]}"
-
-
-@functools.cache
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _digest_files(paths: Iterable[Path]) -> str:
-    total = hashlib.sha256()
-    for path in sorted(paths):
-        total.update(path.name.encode() + b"\0" + path.read_bytes())
-    return total.hexdigest()
 
 
 _FAMILIES = Path(__file__).resolve().parent.parent / "aten_functions"
@@ -116,23 +80,18 @@ def _lowering_digest(region: Region) -> str:
 @functools.cache
 def _digest_named(modules: frozenset[str]) -> str:
     compiler = [Path(__file__).with_name(name) for name in ("lowering.py", "dims.py", "constants.py")]
-    return _digest_files([*(_FAMILIES / f"{m}.py" for m in modules), *compiler])
+    return digest_files([*(_FAMILIES / f"{m}.py" for m in modules), *compiler])
 
 
 def _kernels_digest(region: Region) -> str:
     """Digest of the Mojo kernels, if any family in the region may call one, or a user's lowering."""
     calls = any(_calls_kernels(m) for m in _modules_of(region)) or _user_digest(region)
-    return _kernel_files() if calls else ""
+    return kernels_digest() if calls else ""
 
 
 @functools.cache
 def _calls_kernels(module: str) -> bool:
     return module != "common" and "mojo_op(" in (_FAMILIES / f"{module}.py").read_text()
-
-
-@functools.cache
-def _kernel_files() -> str:
-    return _digest_files(kernels_path().rglob("*.mojo"))
 
 
 def _user_digest(region: Region) -> str:

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 log = logging.getLogger("torch_max_backend")
@@ -43,6 +42,8 @@ ABANDONED_S = 600.0
 
 def default_folder() -> Path:
     """The user's cache folder of this package (XDG on Linux)."""
+    import platformdirs  # not needed where a folder is given, and a warm start counts milliseconds
+
     return Path(platformdirs.user_cache_dir("torch-max-backend", appauthor=False))
 
 

@@ -3,37 +3,69 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from torch import fx
 
-from torch_max_backend.compiler.compile import CompileStats
-from torch_max_backend.graph.partition import Island, Plan
+@dataclass(frozen=True)
+class Island:
+    """A node that torch runs because MAX cannot: op, reason, and the user's line."""
+
+    op: str
+    reason: str
+    where: str
+
+
+@dataclass
+class CompileStats:
+    """What compiling one FX graph did: regions, how many the store had, seconds in lowering and in MAX's compiler.
+
+    ``keys`` are the regions' keys in the store, in their order.
+    """
+
+    regions: int = 0
+    hits: int = 0
+    lower_s: float = 0.0
+    compile_s: float = 0.0
+    keys: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class GraphReport:
-    """One compiled FX graph. ``compile_id`` is torch's name for it (``1/0``), which ``TORCH_LOGS`` prints too."""
+    """One compiled FX graph. ``compile_id`` is torch's name for it (``1/0``), which ``TORCH_LOGS`` prints too.
+
+    ``warm`` says that the graph came from AOTAutograd's cache: it was neither traced nor lowered in this process.
+    """
 
     compile_id: str
     nodes: int
     max_nodes: int
     islands: tuple[Island, ...]
     stats: CompileStats
+    warm: bool = False
 
-    @staticmethod
-    def of(compile_id: str, gm: fx.GraphModule, plan: Plan, stats: CompileStats) -> GraphReport:
-        """The report of a compiled plan."""
-        nodes = sum(n.op == "call_function" for n in gm.graph.nodes)
-        return GraphReport(compile_id, nodes, sum(r.compute_nodes for r in plan.regions), tuple(plan.islands), stats)
+    def warning(self) -> str:
+        """What torch runs instead of MAX, and why; empty if there is nothing of that kind."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for island in self.islands:
+            groups.setdefault((island.op, island.reason), []).append(island.where)
+        if not groups:
+            return ""
+        lines = [
+            f"max_backend: torch runs {len(self.islands)} op(s) of this graph, between {self.stats.regions} MAX "
+            "region(s):"
+        ]
+        for (op, reason), where in groups.items():
+            place = next((w for w in where if w), "")
+            lines.append(f"  {len(where)} x {op}: {reason}" + (f" (first at {place})" if place else ""))
+        return "\n".join(lines)
 
     def summary(self) -> str:
         """One line."""
         s = self.stats
+        how = "not traced again" if self.warm else f"lowered in {s.lower_s:.2f} s, compiled in {s.compile_s:.1f} s"
         return (
             f"graph {self.compile_id} of {self.nodes} nodes: {s.regions} region(s) with {self.max_nodes} nodes, "
-            f"{len(self.islands)} island op(s), {s.hits} from the cache, "
-            f"lowered in {s.lower_s:.2f} s, compiled in {s.compile_s:.1f} s"
+            f"{len(self.islands)} island op(s), {s.hits} from the cache, {how}"
         )
 
 

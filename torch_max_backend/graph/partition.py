@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from torch_max_backend.diagnostics.report import Island
 from torch_max_backend.graph.classify import Runner, Verdict, classify
 from torch_max_backend.graph.region import Port, Region, is_getitem
 from torch_max_backend.graph.tensors import order_of, storage_key, symbols_of, tensors_of, user_line, value_of
@@ -36,15 +37,6 @@ VIEWS = frozenset(
         "detach",
     ]
 )
-
-
-@dataclass(frozen=True)
-class Island:
-    """A node that torch runs because MAX cannot: op, reason, and the user's line."""
-
-    op: str
-    reason: str
-    where: str
 
 
 @dataclass

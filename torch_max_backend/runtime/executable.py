@@ -6,14 +6,11 @@ shows it. Variables are deleted after their last use, so that memory is freed as
 
 from __future__ import annotations
 
-import linecache
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
-from max.engine import Model
 from sympy import Expr
 from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
@@ -22,57 +19,69 @@ from torch_max_backend.errors import LoweringError
 from torch_max_backend.graph.partition import Plan
 from torch_max_backend.graph.region import Port, Region
 from torch_max_backend.graph.tensors import expr_of, order_of, sizes_of, tensors_of, value_of
-from torch_max_backend.runtime.region_call import RegionCall
+from torch_max_backend.runtime.call_path import CallSpec
+from torch_max_backend.runtime.region_call import RegionSpec
+
+MOVEMENT = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "alias",
+        "detach",
+        "clone",
+        "_to_copy",
+        "copy",
+        "reshape",
+        "contiguous",
+        "lift_fresh_copy",
+        "cat",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "repeat",
+        "getitem",
+    ]
+)
+"""Ops that MAX may turn into a view of their input, where torch promises fresh memory."""
 
 
-def build_executable(
-    gm: fx.GraphModule, plan: Plan, models: Sequence[Model], static: frozenset[int], profile: bool
-) -> Callable[[list[Any]], Any]:
-    """A boxed callable that runs ``plan``.
+def call_spec(gm: fx.GraphModule, plan: Plan, static: frozenset[int], profile: bool) -> CallSpec:
+    """The call path that runs ``plan``.
 
     Args:
-        models: One per region.
         static: Indices of placeholders whose memory stays (parameters and buffers).
         profile: Put profiler ranges around regions and torch ops.
     """
-    writer = _Writer(gm, plan, static, profile)
-    source = writer.write(models)
-    name = f"<max_backend {id(writer):x}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    exec(compile(source, name, "exec"), writer.scope)  # the text is ours: names, numbers and calls
-    call = writer.scope["call"]
-    call._boxed_call = True
-    call.source = source
-    return call
+    return _Writer(gm, plan, static, profile).write()
 
 
-def restride(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """A copy of ``tensor`` with the given strides, for values that torch promises with gaps or repeats in memory."""
-    result = target = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
-    for dim, step in enumerate(stride):
-        if step == 0 and size[dim] > 1:  # all elements along it are one in memory
-            tensor, target = tensor.narrow(dim, 0, 1), target.narrow(dim, 0, 1)
-    target.copy_(tensor)
-    return result
-
-
-def view_of(base: torch.Tensor, size: Sequence[int], stride: Sequence[int], shift: int) -> torch.Tensor:
-    """A view of ``base``'s memory, ``shift`` elements after its first one."""
-    return base.as_strided(size, stride, base.storage_offset() + shift)
-
-
-def _profiled(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.profiler.record_function(name):
-            return function(*args, **kwargs)
-
-    return call
+def region_spec(region: Region, static: frozenset[int]) -> RegionSpec:
+    """What calling ``region`` takes; ``static`` are the positions of inputs whose memory stays."""
+    gpus = {v.device.index or 0 for n in region.nodes for v in tensors_of(value_of(n)) if v.device.type == "cuda"}
+    return RegionSpec(
+        tuple(p.order if p.is_permuted else None for p in region.inputs),
+        static,
+        frozenset(k for k, p in enumerate(region.inputs) if p.mutable),
+        tuple(k for k, p in enumerate(region.outputs) if _is_movement(p.node, region)),
+        len(region.carriers) + len(region.scalars),
+        tuple(sorted(gpus)),
+    )
 
 
 class _Writer:
     def __init__(self, gm: fx.GraphModule, plan: Plan, static: frozenset[int], profile: bool) -> None:
         self.gm, self.plan, self.profile = gm, plan, profile
-        self.scope: dict[str, Any] = {"torch": torch, "math": math, "restride": restride, "view_of": view_of}
+        self.values: dict[str, Any] = {}
+        self.profiled: dict[str, str] = {}
+        self.regions: list[RegionSpec] = []
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self.names = {n: f"a{i}" for i, n in enumerate(self.placeholders)}
         self.static_nodes = {n for i, n in enumerate(self.placeholders) if i in static}
@@ -87,12 +96,11 @@ class _Writer:
                 self.names[node] = self._global("c", _attribute(gm, str(node.target)))
 
     # -- text --------------------------------------------------------------------------------------------------
-    def write(self, models: Sequence[Model]) -> str:
-        """The function's source."""
-        remaining = list(models)
+    def write(self) -> CallSpec:
+        """The function's text, and what its names mean."""
         for step in self.plan.steps:
             if isinstance(step, Region):
-                self._region(step, remaining.pop(0))
+                self._region(step)
             else:
                 self._torch(step)
         for copy in self.plan.copies:
@@ -100,7 +108,7 @@ class _Writer:
         output = self.gm.graph.output_node().args[0]
         outputs = [self._output(o) for o in output]
         self._emit(f"return ({', '.join(outputs)}{',' if outputs else ''})")
-        return self._assemble()
+        return CallSpec(self._assemble(), tuple(self.regions), self.values, self.profiled)
 
     def _assemble(self) -> str:
         used = set().union(*(reads for _, reads in self.lines))
@@ -125,8 +133,8 @@ class _Writer:
         self.reads = set()
 
     def _global(self, prefix: str, value: Any) -> str:
-        name = f"{prefix}_{len(self.scope)}"
-        self.scope[name] = value
+        name = f"{prefix}_{len(self.values)}"
+        self.values[name] = value
         return name
 
     def _name(self, node: Any) -> str:
@@ -167,20 +175,16 @@ class _Writer:
         return f"({', '.join(texts)}{',' if texts else ''})"
 
     # -- steps -------------------------------------------------------------------------------------------------
-    def _region(self, region: Region, model: Model) -> None:
-        number = sum(isinstance(v, RegionCall) for v in self.scope.values())
-        static = frozenset(
-            k
-            for k, p in enumerate(region.inputs)
-            if (p.node.op == "get_attr" or p.node in self.static_nodes) and order_of(p.value) is not None
-        )
-        call: Any = RegionCall(region, model, static)
-        function = f"region{number}"
-        self.scope[function] = call
+    def _region(self, region: Region) -> None:
+        function = f"region{len(self.regions)}"
+        static = [
+            (p.node.op == "get_attr" or p.node in self.static_nodes) and order_of(p.value) is not None
+            for p in region.inputs
+        ]
+        self.regions.append(region_spec(region, frozenset(k for k, stays in enumerate(static) if stays)))
         if self.profile:
-            self.scope[f"{function}_call"] = _profiled(f"max_backend::{function}", call)
-            function = f"{function}_call"
-        groups = [[region.inputs[k].node for k in positions] for positions in (call.static, call.dynamic)]
+            self.profiled[function] = f"max_backend::{function}"
+        groups = [[p.node for p, stays in zip(region.inputs, static) if stays is kind] for kind in (True, False)]
         text = ", ".join("(" + "".join(f"{self._name(n)}, " for n in nodes) + ")" for nodes in groups)
         if region.carriers or region.scalars:
             text += f", {self._exprs(region.carriers)}, {self._exprs(region.scalars)}"
@@ -211,7 +215,7 @@ class _Writer:
     def _torch(self, node: fx.Node) -> None:
         function = self._global("op", node.target)
         if self.profile:
-            self.scope[function] = _profiled(f"max_backend::torch::{node.target}", node.target)
+            self.profiled[function] = f"max_backend::torch::{node.target}"
         args = [self._argument(a) for a in node.args] + [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
         self.names[node] = f"v{len(self.names)}"
         self._emit(f"{self.names[node]} = {function}({', '.join(args)})")
@@ -258,3 +262,21 @@ def _attribute(gm: fx.GraphModule, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part)
     return value
+
+
+def _is_movement(node: fx.Node, region: Region) -> bool:
+    """Whether the value comes from an input by movement of data alone."""
+    inputs = {p.node for p in region.inputs}
+    seen = set()
+    stack = [node]
+    while stack:
+        at = stack.pop()
+        if at in inputs:
+            return True
+        if at in seen:
+            continue
+        seen.add(at)
+        packet = getattr(at.target, "overloadpacket", at.target)
+        if getattr(packet, "__name__", "") in MOVEMENT:
+            stack += at.all_input_nodes
+    return False

@@ -6,43 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from max._core.engine import Model
 from max.driver import Buffer
-from max.engine import Model
 
 from torch_max_backend.errors import ExecutionError, OutOfRangeError
-from torch_max_backend.graph.region import Region
-from torch_max_backend.graph.tensors import tensors_of, value_of
 from torch_max_backend.runtime.exchange import StreamOrder, number, size_carrier, to_buffer, to_tensor
 
-MOVEMENT = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "alias",
-        "detach",
-        "clone",
-        "_to_copy",
-        "copy",
-        "reshape",
-        "contiguous",
-        "lift_fresh_copy",
-        "cat",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "repeat",
-        "getitem",
-    ]
-)
-"""Ops that MAX may turn into a view of their input, where torch promises fresh memory."""
+
+@dataclass(frozen=True)
+class RegionSpec:
+    """What calling a region takes, besides its model.
+
+    ``orders`` has per input the permutation that makes it contiguous, or ``None`` if it is contiguous as it is;
+    ``static`` and ``mutable`` are positions of inputs, ``may_alias`` of outputs that MAX may give as a view of an
+    input. ``host_values`` counts the sizes and scalars that are passed in after the tensors; ``gpus`` are the indices
+    of the GPUs it runs on.
+    """
+
+    orders: tuple[tuple[int, ...] | None, ...]
+    static: frozenset[int]
+    mutable: frozenset[int]
+    may_alias: tuple[int, ...]
+    host_values: int
+    gpus: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,21 +45,19 @@ class RegionCall:
     are what Dynamo guards.
     """
 
-    def __init__(self, region: Region, model: Model, static: frozenset[int]) -> None:
+    def __init__(self, spec: RegionSpec, model: Model) -> None:
         self.model = model
         self.execute = model._execute_device_tensors
-        ports = region.inputs
-        self.static = [k for k in range(len(ports)) if k in static]
-        self.dynamic = [k for k in range(len(ports)) if k not in static]
-        self._orders = [p.order if p.is_permuted else None for p in ports]
-        self._mutable = frozenset(k for k, p in enumerate(ports) if p.mutable)
-        self._count = len(ports)
-        self._total = len(ports) + len(region.carriers) + len(region.scalars)
+        self._count = len(spec.orders)
+        self.static = [k for k in range(self._count) if k in spec.static]
+        self.dynamic = [k for k in range(self._count) if k not in spec.static]
+        self._orders = spec.orders
+        self._mutable = spec.mutable
+        self._total = self._count + spec.host_values
         self._bound: _Bound | None = None
-        self._may_alias = [k for k, p in enumerate(region.outputs) if _is_movement(p.node, region)]
+        self._may_alias = list(spec.may_alias)
         self._checked = False
-        gpus = {v.device.index for n in region.nodes for v in tensors_of(value_of(n)) if v.device.type == "cuda"}
-        self._streams = [StreamOrder(i or 0) for i in sorted(gpus)]
+        self._streams = [StreamOrder(i) for i in spec.gpus]
 
     def __call__(
         self,
@@ -179,21 +163,3 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """First and one-past-last byte of a dense tensor."""
     start = tensor.data_ptr()
     return start, start + tensor.numel() * tensor.element_size()
-
-
-def _is_movement(node: torch.fx.Node, region: Region) -> bool:
-    """Whether the value comes from an input by movement of data alone."""
-    inputs = {p.node for p in region.inputs}
-    seen = set()
-    stack = [node]
-    while stack:
-        at = stack.pop()
-        if at in inputs:
-            return True
-        if at in seen:
-            continue
-        seen.add(at)
-        packet = getattr(at.target, "overloadpacket", at.target)
-        if getattr(packet, "__name__", "") in MOVEMENT:
-            stack += at.all_input_nodes
-    return False

@@ -1,4 +1,8 @@
-"""The process-wide MAX session and what devices it has."""
+"""The process-wide MAX session and what devices it has.
+
+The session is the engine's own: ``max.engine`` around it imports MAX's graph library, which takes half a second and is
+needed only where something is compiled.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,11 @@ import threading
 from pathlib import Path
 
 import torch
-from max import driver, engine
-from max.engine import InferenceSession, Model
+from max import driver
+from max._core.engine import InferenceSession, Model, read
 
-from torch_max_backend.compiler.key import cpu_target
 from torch_max_backend.compiler.machine import Target, elsewhere
+from torch_max_backend.digests import cpu_target
 from torch_max_backend.errors import EnvironmentUnsupportedError
 
 _lock = threading.Lock()
@@ -29,15 +33,15 @@ def session() -> InferenceSession:
     global _session
     with _lock:
         if _session is None:
-            _session = InferenceSession(devices=[*get_accelerators(), driver.CPU()])
+            _session = InferenceSession([*get_accelerators(), driver.CPU()], [])
         return _session
 
 
 _loaded: dict[str, dict[str, Model]] = {}
 
 
-def load(blob: Path, sha: str) -> dict[str, Model]:
-    """The models in an artifact by graph name; an artifact is loaded once a process.
+def load(blob: Path | bytes, sha: str) -> dict[str, Model]:
+    """The models in an artifact (a file, or its bytes) by graph name; an artifact is loaded once a process.
 
     Raises:
         Exception: The engine refuses the file (a foreign or damaged one).
@@ -45,7 +49,9 @@ def load(blob: Path, sha: str) -> dict[str, Model]:
     with _lock:
         known = _loaded.get(sha)
     if known is None:
-        known = session().init_all(engine.read(blob))
+        engine = session()
+        models = engine._load_all(engine._wrap_compiled(read(blob)), {})
+        known = {model.name: model for model in models}
         with _lock:
             _loaded[sha] = known
     return known

@@ -1,0 +1,121 @@
+"""From a functional ATen graph to a compiled one: rewrite, partition, lower and compile the regions."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from max.engine import Model
+from torch import fx
+
+from torch_max_backend import aten_functions  # noqa: F401  (registers every lowering)
+from torch_max_backend.compiler.compile import CompileStats, compile_in_background, compile_regions, is_batching
+from torch_max_backend.compiler.lowering import NodeRefused, mismatch_error
+from torch_max_backend.diagnostics.report import GraphReport, Island
+from torch_max_backend.errors import CompileError, UnsupportedOpError
+from torch_max_backend.graph.partition import Plan, partition
+from torch_max_backend.graph.rewrites import rewrite
+from torch_max_backend.graph.specialize import specialize
+from torch_max_backend.options import Options
+from torch_max_backend.runtime.compiled_graph import CompiledGraph
+from torch_max_backend.runtime.executable import call_spec
+
+log = logging.getLogger("torch_max_backend")
+
+
+def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Options) -> CompiledGraph:
+    """Compile one functional ATen graph: rewrite, partition, lower and compile the regions, write the call path."""
+    gm = rewrite(gm)
+    static = _static_inputs(gm)
+    refused: dict[fx.Node, str] = {}
+    while True:
+        plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
+        if options.fallback == "error" and plan.islands:
+            raise _strict_error(plan.islands)
+        compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
+        build = _Build(gm, plan, static, options, compile_id, CompiledGraph(_eager(gm)))
+        try:
+            if options.compile == "background" and not is_batching():
+                compiled = compile_in_background(plan.regions, options, build.finish)
+            else:
+                compiled = compile_regions(plan.regions, options)
+            break
+        except NodeRefused as refusal:
+            if refusal.symbols and specialize(refusal.node, refusal.symbols):
+                continue
+            if refusal.is_mismatch and options.fallback == "error":
+                raise mismatch_error(refusal) from refusal
+            refused[refusal.node] = refusal.reason
+        except CompileError as error:
+            if options.fallback == "error":
+                raise
+            log.warning("%s\nTorch runs the graph instead.", error)
+            for region in plan.regions:
+                refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
+    if plan.islands:
+        warnings.warn(build.report(CompileStats(len(plan.regions))).warning(), stacklevel=2)
+    if compiled is not None:
+        build.finish(*compiled)
+    return build.graph
+
+
+@dataclass(frozen=True)
+class _Build:
+    """A graph that is cut and lowered, and lacks its models; ``graph`` runs in torch until they are there."""
+
+    gm: fx.GraphModule
+    plan: Plan
+    static: frozenset[int]
+    options: Options
+    compile_id: str
+    graph: CompiledGraph
+
+    def finish(self, models: list[Model], stats: CompileStats) -> None:
+        """Write the call path, and report."""
+        spec = call_spec(self.gm, self.plan, self.static, self.options.profile)
+        self.graph.ready(spec, models, self.report(stats), self.options)
+
+    def report(self, stats: CompileStats) -> GraphReport:
+        nodes = sum(n.op == "call_function" for n in self.gm.graph.nodes)
+        max_nodes = sum(r.compute_nodes for r in self.plan.regions)
+        return GraphReport(self.compile_id, nodes, max_nodes, tuple(self.plan.islands), stats)
+
+
+def _eager(gm: fx.GraphModule) -> Any:
+    """The graph in torch."""
+
+    def call(args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()
+        return fx.Interpreter(gm).run(*values)
+
+    return call
+
+
+def _min_block(options: Options) -> int:
+    return 1 if options.fallback == "error" else options.min_block_size
+
+
+def _static_inputs(gm: fx.GraphModule) -> frozenset[int]:
+    """Placeholders whose memory stays where it is from call to call: parameters, buffers, marked static inputs."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    indices = set(getattr(metadata, "static_input_indices", None) or ())
+    names = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    first_is_forward = bool(names) and not any(str(n.target).startswith("tangents") for n in names)
+    return frozenset(indices) if first_is_forward else frozenset()
+
+
+def _strict_error(islands: list[Island]) -> UnsupportedOpError:
+    first = islands[0]
+    lines = [f"MAX cannot run {first.op}: {first.reason}."]
+    if first.where:
+        lines.append(f"  at {first.where}")
+    others = sorted({i.op for i in islands} - {first.op})
+    if others:
+        lines.append(f"  and {len(others)} more: {', '.join(others)}")
+    lines.append("  Use options={'fallback': 'eager'} to let torch run such ops, or register a lowering with @map_to.")
+    return UnsupportedOpError("\n".join(lines))

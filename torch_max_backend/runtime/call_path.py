@@ -1,0 +1,109 @@
+"""The call path of a compiled graph as plain data: enough to build the function again in another process."""
+
+from __future__ import annotations
+
+import io
+import linecache
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec
+
+
+class NotSavableError(Exception):
+    """A graph uses a value that cannot be written to a file; the message names it."""
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """The text of a graph's call path and what its names mean.
+
+    ``regions`` are ``region0``, ``region1``, … of the text, ``values`` its torch ops and constants by name.
+    ``profiled`` gives the names that get a profiler range, and the range's label.
+    """
+
+    source: str
+    regions: tuple[RegionSpec, ...]
+    values: dict[str, Any] = field(default_factory=dict)
+    profiled: dict[str, str] = field(default_factory=dict)
+
+    def build(self, models: Sequence[Model]) -> Callable[[list[Any]], Any]:
+        """The function, which takes a list of arguments and empties it, on one model per region."""
+        scope: dict[str, Any] = {"torch": torch, "math": math, "restride": restride, "view_of": view_of, **self.values}
+        for i, (spec, model) in enumerate(zip(self.regions, models, strict=True)):
+            scope[f"region{i}"] = RegionCall(spec, model)
+        for name, label in self.profiled.items():
+            scope[name] = _profiled(label, scope[name])
+        name = f"<max_backend {id(scope):x}>"
+        linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
+        exec(compile(self.source, name, "exec"), scope)  # the text is ours: names, numbers and calls
+        call = scope["call"]
+        call._boxed_call = True
+        call.source = self.source
+        return call
+
+    def dumps(self) -> bytes:
+        """The specification as bytes.
+
+        Raises:
+            NotSavableError: A value cannot be written.
+        """
+        buffer = io.BytesIO()
+        try:
+            _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(self)
+        except NotSavableError:
+            raise
+        except Exception as error:  # what a value's own reduction raises
+            raise NotSavableError(str(error)) from error
+        return buffer.getvalue()
+
+    @staticmethod
+    def loads(data: bytes) -> CallSpec:
+        """What :meth:`dumps` wrote. Raises whatever a missing op or a foreign file leads to."""
+        return pickle.loads(data)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes ops by name, and refuses what holds code or has no value of its own."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch._ops.OpOverload):
+            return _op_named, (obj._schema.name, obj._overloadname)
+        if isinstance(obj, torch.nn.Module | torch._ops.HigherOrderOperator | torch.SymInt | torch.SymFloat):
+            raise NotSavableError(f"a {type(obj).__name__} is part of the call path")
+        if isinstance(obj, torch.Tensor) and type(obj) not in (torch.Tensor, torch.nn.Parameter):
+            raise NotSavableError(f"a constant is a {type(obj).__name__}")
+        return NotImplemented
+
+
+def _op_named(name: str, overload: str) -> Any:
+    namespace, _, op = name.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
+
+
+def restride(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """A copy of ``tensor`` with the given strides, for values that torch promises with gaps or repeats in memory."""
+    result = target = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+    for dim, step in enumerate(stride):
+        if step == 0 and size[dim] > 1:  # all elements along it are one in memory
+            tensor, target = tensor.narrow(dim, 0, 1), target.narrow(dim, 0, 1)
+    target.copy_(tensor)
+    return result
+
+
+def view_of(base: torch.Tensor, size: Sequence[int], stride: Sequence[int], shift: int) -> torch.Tensor:
+    """A view of ``base``'s memory, ``shift`` elements after its first one."""
+    return base.as_strided(size, stride, base.storage_offset() + shift)
+
+
+def _profiled(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.profiler.record_function(name):
+            return function(*args, **kwargs)
+
+    return call
