@@ -129,6 +129,27 @@ def test_artifacts_that_are_gone_or_damaged_are_compiled_again(run: Run, tmp_pat
     assert after["warm"] == [True]
 
 
+UNLUCKY = """
+from torch_max_backend import pipeline
+from torch_max_backend.errors import CompileError
+
+compile_regions = pipeline.compile_regions
+
+def without_luck(regions, options):
+    if regions:
+        raise CompileError("no luck")
+    return compile_regions(regions, options)
+
+pipeline.compile_regions = without_luck
+"""
+
+
+def test_a_graph_whose_compile_failed_is_compiled_by_the_next_process(run: Run) -> None:
+    failed, after = run(UNLUCKY + simple(fallback="eager")), run(simple(fallback="eager"))
+    assert failed["regions"] == [0] and "autograd_cache_saved" not in failed["cache"]
+    assert after["warm"] == [False] and after["regions"] == [1]
+
+
 DYNAMIC = """
 def f(x, n):
     return x.reshape(n, -1).cumsum(0) * x.shape[0]

@@ -31,12 +31,13 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
     gm = rewrite(gm)
     static = _static_inputs(gm)
     refused: dict[fx.Node, str] = {}
+    unsaved = ""
     while True:
         plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
         if options.fallback == "error" and plan.islands:
             raise _strict_error(plan.islands)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
-        build = _Build(gm, plan, static, options, compile_id, CompiledGraph(_eager(gm)))
+        build = _Build(gm, plan, static, options, compile_id, CompiledGraph(_eager(gm)), unsaved)
         try:
             if options.compile == "background" and not is_batching():
                 compiled = compile_in_background(plan.regions, options, build.finish)
@@ -53,6 +54,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
             if options.fallback == "error":
                 raise
             log.warning("%s\nTorch runs the graph instead.", error)
+            unsaved = "MAX's compiler failed on it, and another process may have more luck"
             for region in plan.regions:
                 refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
     if plan.islands:
@@ -72,11 +74,13 @@ class _Build:
     options: Options
     compile_id: str
     graph: CompiledGraph
+    unsaved: str = ""
+    """Why other processes shall not take the graph from AOTAutograd's cache."""
 
     def finish(self, models: list[Model], stats: CompileStats) -> None:
         """Write the call path, and report."""
         spec = call_spec(self.gm, self.plan, self.static, self.options.profile)
-        self.graph.ready(spec, models, self.report(stats), self.options)
+        self.graph.ready(spec, models, self.report(stats), self.options, self.unsaved)
 
     def report(self, stats: CompileStats) -> GraphReport:
         nodes = sum(n.op == "call_function" for n in self.gm.graph.nodes)

@@ -59,15 +59,19 @@ class CompiledGraph(OutputCode):
     def __call__(self, args: list[Any]) -> Any:
         return self.call(args)  # type: ignore[misc]
 
-    def ready(self, spec: CallSpec, models: Sequence[Model], report: GraphReport, options: Options) -> None:
-        """Take the models. A call that is under way ends as it began."""
+    def ready(
+        self, spec: CallSpec, models: Sequence[Model], report: GraphReport, options: Options, unsaved_because: str = ""
+    ) -> None:
+        """Take the models. A call that is under way ends as it began. With a reason, the graph is not kept."""
         call = spec.build(models)
         record(report)
         log.info("%s\n%s", report.summary(), spec.source)
-        try:
-            self.saved = SavedGraph(spec.dumps(), tuple(report.stats.keys), report, options)
-        except NotSavableError as error:
-            self.unsaved_because = str(error)
+        self.unsaved_because = unsaved_because
+        if not unsaved_because:
+            try:
+                self.saved = SavedGraph(spec.dumps(), tuple(report.stats.keys), report, options)
+            except NotSavableError as error:
+                self.unsaved_because = str(error)
         self.call = call
 
     # -- AOTAutograd's cache -----------------------------------------------------------------------------------
@@ -122,14 +126,25 @@ class CompiledGraph(OutputCode):
             warnings.warn(report.warning(), stacklevel=2)
 
 
+_carried: dict[str, Model] = {}
+
+
+def carry(models: dict[str, Model]) -> None:
+    """Have :func:`models_of` find these models, by key, without a store."""
+    _carried.update(models)
+
+
 def models_of(saved: SavedGraph) -> list[Model]:
-    """The models of a saved graph's regions, from the store.
+    """The models of a saved graph's regions, from what was loaded with it or from the store.
 
     Raises:
         MissingRegionsError: A region is not in the store.
     """
     models = []
     for key in saved.keys:
+        if key in _carried:
+            models.append(_carried[key])
+            continue
         store = store_for(saved.options)
         entry = store.get(key)
         if entry is None:
