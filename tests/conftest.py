@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("TORCH_MAX_BACKEND_BEARTYPE", "1")  # before the package is imported
-os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")  # tests look at tracing and lowering, which it would skip
 
 from collections.abc import Iterator
 
@@ -17,10 +16,11 @@ from torch_max_backend import get_accelerators
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
-    """No compiled function of one test is seen by the next."""
+    """No compiled function of one test is seen by the next, nor by the next run: tests look at tracing and lowering."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    yield
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
     torch._dynamo.reset()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ def blocks(page: str, language: str) -> list[str]:
 def run_python(page: str, folder: Path) -> None:
     """Execute the Python blocks of a page one after the other, as one module."""
     name = "documentation_" + re.sub(r"\W+", "_", page).strip("_").lower()
-    module = types.ModuleType(name)
+    module = sys.modules[name] = types.ModuleType(name)  # what is pickled is found there by name
     for i, code in enumerate(blocks(page, "python")):
         file = folder / f"{name}_{i}.py"  # a real file, so that tracebacks and source digests find it
         file.write_text(code)

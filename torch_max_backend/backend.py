@@ -5,6 +5,7 @@ Where AOTAutograd has kept the graph, nothing behind this module is needed, so w
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.options import Options, resolve
-from torch_max_backend.warm_start import warm_start
+from torch_max_backend.warm_start import is_ahead_of_time, warm_start
 
 
 def max_backend(
@@ -43,6 +44,8 @@ def max_backend(
         UnsupportedOpError: With ``fallback="error"``, an op that MAX cannot run.
     """
     chosen = resolve(options, mode)
+    if is_ahead_of_time():
+        chosen = dataclasses.replace(chosen, compile="wait")
     logs.configure(chosen)
     devices = {value.device for value in example_inputs if isinstance(value, torch.Tensor)}
     _check_devices(devices)
@@ -56,7 +59,12 @@ def max_backend(
     if kept is None:
         return aot_autograd(fw_compiler=compiler, **common)(gm, example_inputs)
     with kept.settings():
-        return aot_autograd(**kept.compilers(compiler), **common)(gm, example_inputs)
+        function = aot_autograd(**kept.compilers(compiler), **common)(gm, example_inputs)
+    if is_ahead_of_time():
+        from torch_max_backend.ahead_of_time import AheadOfTimeFunction
+
+        return AheadOfTimeFunction.of(function)
+    return function
 
 
 def _compiler(options: Options) -> Callable[..., Any]:

@@ -56,6 +56,10 @@ class BundleError(MaxBackendError, ValueError):
     """A file is no bundle of compiled regions, or is damaged, or could not be taken over."""
 
 
+class SavedFunctionError(MaxBackendError, ValueError):
+    """A function compiled ahead of time cannot be saved, or its file is damaged or made for another machine."""
+
+
 class ExecutionError(MaxBackendError, RuntimeError):
     """A compiled region raised while it ran: a zero divisor of integers, or a failure of the engine."""
 

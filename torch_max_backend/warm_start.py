@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.digests import cpu_target, digest, kernels_digest, package_digest, package_version
+from torch_max_backend.errors import EnvironmentUnsupportedError
 from torch_max_backend.options import Options
 
 log = logging.getLogger("torch_max_backend")
@@ -125,7 +126,10 @@ class WarmStart:
     def settings(self) -> Iterator[None]:
         """Torch's settings while it looks up and saves: whole graphs are kept, and our tag is part of their key."""
         tag = f"{_compiler_config.cache_key_tag}max_backend:{self.tag}"
-        with _compiler_config.patch(cache_key_tag=tag), _functorch_config.patch(bundled_autograd_cache=True):
+        wanted = {"bundled_autograd_cache": True}
+        if is_ahead_of_time():  # AOTAutograd makes no entry otherwise
+            wanted["enable_autograd_cache"] = True
+        with _compiler_config.patch(cache_key_tag=tag), _functorch_config.patch(wanted):
             yield
 
 
@@ -152,8 +156,23 @@ def _keep_next(graph: Any) -> None:
     graph.call, graph.before_saving = first_call, end
 
 
+def is_ahead_of_time() -> bool:
+    """Whether torch compiles a function now in order to save it."""
+    names = ("bypass_autograd_cache_key", "bundled_autograd_cache", "force_non_lazy_backward_lowering")
+    return all(getattr(torch._functorch.config, name, False) for name in names)
+
+
 def warm_start(options: Options, devices: set[torch.device]) -> WarmStart | None:
-    """How graphs are kept in AOTAutograd's cache; ``None``, and a line in the log, if they are not."""
+    """How graphs are kept in AOTAutograd's cache; ``None``, and a line in the log, if they are not.
+
+    Raises:
+        EnvironmentUnsupportedError: A function is to be saved, and this torch lacks what that needs.
+    """
+    if is_ahead_of_time():
+        if _missing:
+            lacking = ", ".join(_missing)
+            raise EnvironmentUnsupportedError(f"this torch cannot save compiled functions: it lacks {lacking}")
+        return WarmStart("ahead of time")
     reason = reason_against(options)
     if reason:
         log.debug("graphs are traced in every process: %s", reason)
