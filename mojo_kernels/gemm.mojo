@@ -140,19 +140,25 @@ def plus_product[W: DType, lanes: Int, //](total: SIMD[W, lanes], x: SIMD[W, lan
 
 
 @always_inline
+def plus_pairs[
+    W: DType, T: DType, lanes: Int, //
+](total: SIMD[W, lanes], x: SIMD[T, 2 * lanes], y: SIMD[T, 2 * lanes]) -> SIMD[W, lanes]:
+    """The sum with the products of pairs of neighbours, where `has_pairs`."""
+    comptime name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    return llvm_intrinsic[name, SIMD[W, lanes], has_side_effect=False](total, x, y)
+
+
+@always_inline
 def add_pairs[
     W: DType, lanes: Int, T: DType, of_totals: Origin[mut=True], of_q: Origin, //, row: Int
 ](
     totals: Pointer[SIMD[W, lanes], of_totals], pair: SIMD[DType.uint32, lanes], q: Pointer[Scalar[T], of_q]
 ):
-    comptime name = "llvm.x86.avx512bf16.dpbf16ps.512"
     var x = bitcast[T, 2 * lanes](pair)
     comptime for j in range(VECTORS):
         var y = q.unsafe_load[width=2 * lanes](j * 2 * lanes)
         comptime at = row * VECTORS + j
-        totals[unsafe_offset=at] = llvm_intrinsic[name, SIMD[W, lanes], has_side_effect=False](
-            totals[unsafe_offset=at], x, y
-        )
+        totals[unsafe_offset=at] = plus_pairs(totals[unsafe_offset=at], x, y)
 
 
 @no_inline
@@ -195,6 +201,7 @@ def multiply_block[
     result: Pointer[Scalar[W], of_result],
     step: Int,
     p: Pointer[Scalar[T], of_p],
+    p_step: Int,
     depth: Int,
     q: S,
     item: Int,
@@ -203,7 +210,10 @@ def multiply_block[
     first_column: Int,
     last_column: Int,
 ):
-    """The rows and columns of a product that a task computes: `p` times `q`, or its transpose."""
+    """The rows and columns of a product that a task computes: `p` times `q`, or its transpose.
+
+    Rows of the result are `step` apart, and rows of `p` `p_step`.
+    """
     comptime P = panel_type[T]()
     comptime width = panel_width[T]()
     comptime height = tile_height()
@@ -226,7 +236,7 @@ def multiply_block[
                 while row + tall <= last_row:
                     for column in range(start, end, width):
                         var panel = panels.unsafe_offset((column - start) // width * panel_size)
-                        multiply_tile[tall](sums, p.unsafe_offset(row * depth + k), depth, panel, inner)
+                        multiply_tile[tall](sums, p.unsafe_offset(row * p_step + k), p_step, panel, inner)
                         var place = column * step + row if transposed else row * step + column
                         store_tile[transposed, width](
                             result.unsafe_offset(place), step, sums, tall, min(width, end - column), k > 0
@@ -502,6 +512,7 @@ def multiply_all[
                 result.unsafe_offset(item * rows * columns),
                 step,
                 p.unsafe_offset(item % period * rows * depth),
+                depth,
                 depth,
                 q,
                 item,

@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.programs import Block
 from torch_max_backend import map_to, reports
-from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.aten_functions.registry import aten_functions, missing_names, registered_overloads
 from torch_max_backend.compiler.compile import store_for
 from torch_max_backend.diagnostics import report
 from torch_max_backend.errors import (
@@ -303,6 +303,37 @@ def test_user_lowering_of_a_custom_op() -> None:
         aten_functions.lowerings = original
 
 
+def test_user_lowering_of_an_op_that_is_defined_later() -> None:
+    original = aten_functions.lowerings.copy()
+    name = "tmb_test.thrice.default"
+    try:
+
+        @map_to(name)
+        def lower(x: TensorValue) -> TensorValue:
+            return ops.mul(x, 3.0)
+
+        assert name in [str(low.overload) for low in aten_functions]
+        assert not missing_names(name, lower)
+
+        @torch.library.custom_op("tmb_test::thrice", mutates_args=())
+        def thrice(x: torch.Tensor) -> torch.Tensor:
+            return x * 3
+
+        thrice.register_fake(torch.empty_like)
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(compiled(lambda a: thrice(a) + 1, fallback="error")(x), x * 3 + 1)
+        assert torch.ops.tmb_test.thrice.default in aten_functions
+        assert torch.ops.tmb_test.thrice.default in registered_overloads()
+
+        @map_to(torch.ops.tmb_test.thrice.default)
+        def lower_again(x: TensorValue) -> TensorValue:
+            return ops.mul(x, 30.0)
+
+        torch.testing.assert_close(compiled(lambda a: thrice(a) + 2, fallback="error")(x), x * 30 + 2)
+    finally:
+        aten_functions.lowerings = original
+
+
 def test_a_broken_lowering_is_named_not_believed() -> None:
     original = aten_functions.lowerings.copy()
 
@@ -338,6 +369,8 @@ def test_a_lowering_of_a_composite_op_is_warned_of() -> None:
 def test_registration_errors() -> None:
     with pytest.raises(RegistrationError, match="expects an op such as"):
         map_to(torch.add)(lambda self, other: self)  # type: ignore[arg-type]
+    with pytest.raises(RegistrationError, match="not 'aten'"):
+        map_to("aten")(lambda self, other: self)
     with pytest.raises(RegistrationError, match="does not take"):
         map_to(aten.addmm.default)(lambda self: self)
 

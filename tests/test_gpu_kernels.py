@@ -41,6 +41,7 @@ CASES = {
     "floats": ["frexp"],
     "fractional": ["gradients"],
     "gamma": ["every"],
+    "grouped": ["rows", "inner"],
     "integer_convolution": ["plain_2d"],
     "mode": ["modes_f32"],
     "pointwise": ["empty", "gcd", "integer_powers"],

@@ -182,11 +182,15 @@ def axes_of(dims: int | Sequence[int] | None, rank: int) -> list[int]:
 
 
 def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
-    """``x.permute(dims)``; nothing for the identity."""
+    """``x.permute(dims)``; nothing for the identity, nor for the transpose of a transpose."""
     if list(dims) == list(range(x.rank)):
         return x
+    transposes = list(dims) == [*range(x.rank - 2), x.rank - 1, x.rank - 2]
+    source = transpose_of(x) if transposes else None
+    if source is not None:
+        return source
     result = ops.permute(x, list(dims))
-    if list(dims) == [*range(x.rank - 2), x.rank - 1, x.rank - 2]:
+    if transposes:
         result._transpose_of = lambda: x
     return result
 

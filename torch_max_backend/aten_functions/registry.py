@@ -33,10 +33,11 @@ class Lowering:
     ``function`` receives the node's arguments under the names of the ATen schema: tensors as
     :class:`max.graph.TensorValue`, symbolic sizes as :class:`max.graph.Dim`, everything else as torch passes it.
     ``supports`` receives the same arguments with fake tensors in place of values and returns ``None``, or the limit
-    that the node exceeds; it must not touch MAX.
+    that the node exceeds; it must not touch MAX. ``overload`` is a name, as ``str`` gives it, where the op was not
+    defined yet when the lowering was registered.
     """
 
-    overload: OpOverload
+    overload: OpOverload | str
     function: Callable[..., Any]
     how: How = "composition"
     supports: Check | None = None
@@ -54,7 +55,7 @@ class Lowering:
 class Registry:
     """All lowerings by overload, and the ops that stay with torch on purpose."""
 
-    lowerings: dict[OpOverload, Lowering] = field(default_factory=dict)
+    lowerings: dict[OpOverload | str, Lowering] = field(default_factory=dict)
     torch_ops: dict[OpOverload, str] = field(default_factory=dict)
     islands: dict[OpOverload, str] = field(default_factory=dict)
 
@@ -69,11 +70,13 @@ class Registry:
         self.lowerings[lowering.overload] = lowering
 
     def get(self, target: object) -> Lowering | None:
-        """The lowering of an FX node's target, if it has one."""
-        return self.lowerings.get(target)
+        """The lowering of an FX node's target, if it has one: under the overload itself, else under its name."""
+        if not isinstance(target, OpOverload):
+            return None
+        return self.lowerings.get(target) or self.lowerings.get(str(target))
 
     def __contains__(self, target: object) -> bool:
-        return target in self.lowerings
+        return self.get(target) is not None
 
     def __iter__(self) -> Iterator[Lowering]:
         return iter(sorted(self.lowerings.values(), key=lambda low: str(low.overload)))
@@ -81,6 +84,12 @@ class Registry:
 
 aten_functions = Registry()
 """The registry that the backend uses."""
+
+
+def defined(name: str) -> OpOverload | None:
+    """The overload that has this name, if its library has defined it."""
+    namespace, op, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), op, None), overload, None)
 
 
 def overloads_of(op: Any) -> list[OpOverload]:
@@ -91,7 +100,8 @@ def overloads_of(op: Any) -> list[OpOverload]:
         found = [getattr(op, name) for name in op.overloads()]
         return [o for o in found if not o._schema.is_mutable and not any(a.is_out for a in o._schema.arguments)]
     raise RegistrationError(
-        f"@map_to expects an op such as torch.ops.aten.add or torch.ops.aten.add.Tensor, not {op!r}"
+        "@map_to expects an op such as torch.ops.aten.add or torch.ops.aten.add.Tensor, or the name of an overload, "
+        f"such as 'aten.add.Tensor', not {op!r}"
     )
 
 
@@ -105,6 +115,7 @@ def map_to(
 
     Args:
         ops: Ops of ``torch.ops``: overloads (``aten.add.Tensor``) or packets (``aten.add``: every functional overload).
+            For an op of a library that may be imported later, or never, the name of the overload as a string.
         how: ``"max"`` (one MAX op), ``"composition"`` (several) or ``"mojo"`` (a kernel of ours).
         supports: Capability check; returns the limit that a node exceeds, or ``None``.
         limits: One line for the supported-ops page.
@@ -120,6 +131,10 @@ def map_to(
     def register(function: F) -> F:
         modules = _registering_modules()
         for op in ops:
+            if isinstance(op, str) and op.count(".") == 2:
+                # Nothing is checked: of a library's other version, calls that do not fit stay with torch.
+                aten_functions.add(Lowering(defined(op) or op, function, how, supports, limits, modules))
+                continue
             for overload in overloads_of(op):
                 _check_signature(overload, function, strict=isinstance(op, OpOverload))
                 lowering = Lowering(overload, function, how, supports, limits, modules)
@@ -181,17 +196,19 @@ def _check_signature(overload: OpOverload, function: Callable[..., Any], *, stri
         )
 
 
-def missing_names(overload: OpOverload, function: Callable[..., Any]) -> list[str]:
-    """Arguments of the schema that are no parameters of ``function``."""
+def missing_names(op: OpOverload | str, function: Callable[..., Any]) -> list[str]:
+    """Arguments of the schema that are no parameters of ``function``; none while the op is not defined."""
+    overload = defined(op) if isinstance(op, str) else op
     parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    if overload is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return []
     return [a.name for a in overload._schema.arguments if a.name not in parameters]
 
 
 def registered_overloads() -> list[OpOverload]:
     """Every overload that is not decomposed: lowered ones, and those that torch runs by design or as islands."""
-    return [*aten_functions.lowerings, *aten_functions.torch_ops, *aten_functions.islands]
+    known = (defined(op) if isinstance(op, str) else op for op in aten_functions.lowerings)
+    return [*(op for op in known if op is not None), *aten_functions.torch_ops, *aten_functions.islands]
 
 
 aten = torch.ops.aten

@@ -61,7 +61,7 @@ def _reasons(pairs: Iterable[tuple[OpOverload, str]]) -> list[str]:
     ]
 
 
-def _name(overload: OpOverload) -> tuple[str, str]:
+def _name(overload: OpOverload | str) -> tuple[str, str]:
     namespace, _, rest = str(overload).partition(".")
     name, _, variant = rest.rpartition(".")
     return (name if namespace == "aten" else f"{namespace}.{name}"), variant
