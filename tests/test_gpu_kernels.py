@@ -29,7 +29,11 @@ from torch_max_backend.compiler.machine import Target
 from torch_max_backend.compiler.pool import pool_for
 from torch_max_backend.options import resolve
 
-CPU_ONLY = {"tmb_select": "torch's own selection on a GPU has another order; there rows are sorted"}
+CPU_ONLY = {
+    "tmb_select": "torch's own selection on a GPU has another order; there rows are sorted",
+    "tmb_product": "on a GPU MAX multiplies",
+    "tmb_convolve": "on a GPU MAX convolves",
+}
 
 CASES = {
     "antialias": ["resizes"],
