@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "attack_store.py"
 ATTACKS = ["while writing", "while compiling", "bit-flipped", "full disk", "read-only", "at once"]
 
 
+@pytest.mark.full  # minutes of both processors beside the compiles of the ordinary run
 def test_no_attack_finds_a_fault() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--small"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -259,6 +259,7 @@ tell()
 """
 
 
+@pytest.mark.full  # four processes, each of which compiles
 def test_a_users_lowering_is_part_of_the_key(run: Run) -> None:
     def program(factor: int) -> str:
         register = f"@map_to(torch.ops.warm.half.default)\ndef lowered(x):\n    return x / {factor}\n"
