@@ -357,11 +357,37 @@ def test_a_broken_lowering_is_named_not_believed() -> None:
         aten_functions.lowerings = original
 
 
-def test_a_lowering_of_a_composite_op_is_warned_of() -> None:
+def test_user_lowering_of_a_composite_op() -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight).relu()
+
     original = aten_functions.lowerings.copy()
     try:
-        with pytest.warns(UserWarning, match=r"aten\.linear\.default is composite"):
-            map_to(aten.linear.default)(lambda input, weight, bias=None: input)
+
+        @map_to(aten.linear.default)
+        def linear(input: TensorValue, weight: TensorValue, bias: TensorValue | None = None) -> TensorValue:
+            return ops.matmul(ops.mul(input, 3.0), ops.transpose(weight, 0, 1))  # so that it shows
+
+        x, weight = torch.randn(5, 8), torch.randn(6, 8)
+        run = compiled(function, fallback="error")
+        torch.testing.assert_close(run(x, weight), function(x, weight) * 3)
+        assert aten.linear.default._can_decompose()  # nothing of torch is changed for longer than a trace
+        assert not aten.linear.default.py_kernels
+        weight.requires_grad_()
+        with torch.no_grad():
+            torch.testing.assert_close(run(x, weight), function(x, weight) * 3)
+        with pytest.warns(UserWarning, match=r"aten\.linear\.default .*gradients"):  # torch has no derivative of it
+            given = run(x, weight)
+        torch.testing.assert_close(given, function(x, weight))
+    finally:
+        aten_functions.lowerings = original
+
+
+def test_a_lowering_of_a_composite_view_is_warned_of() -> None:
+    original = aten_functions.lowerings.copy()
+    try:
+        with pytest.warns(UserWarning, match=r"aten\.reshape\.default is a view"):
+            map_to(aten.reshape.default)(lambda self, shape: self)
     finally:
         aten_functions.lowerings = original
 

@@ -16,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from torch_max_backend.diagnostics import logs
+from torch_max_backend.graph.composites import stay_whole
 from torch_max_backend.options import Options, resolve
 from torch_max_backend.warm_start import is_ahead_of_time, warm_start
 
@@ -57,8 +58,9 @@ def max_backend(
     }
     kept = warm_start(chosen, devices)
     if kept is None:
-        return aot_autograd(fw_compiler=compiler, **common)(gm, example_inputs)
-    with kept.settings():
+        with stay_whole(example_inputs):
+            return aot_autograd(fw_compiler=compiler, **common)(gm, example_inputs)
+    with kept.settings(), stay_whole(example_inputs):
         function = aot_autograd(**kept.compilers(compiler), **common)(gm, example_inputs)
     if is_ahead_of_time():
         from torch_max_backend.ahead_of_time import AheadOfTimeFunction

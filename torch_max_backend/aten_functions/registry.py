@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from torch_max_backend.errors import RegistrationError
+from torch_max_backend.graph.composites import can_stay_whole
 
 How = Literal["max", "composition", "mojo"]
 Check = Callable[..., str | None]
@@ -120,7 +121,8 @@ def map_to(
         supports: Capability check; returns the limit that a node exceeds, or ``None``.
         limits: One line for the supported-ops page.
 
-    Warns that a user's lowering of a composite op (``aten.linear``) has no effect.
+    Warns that a user's lowering of a composite view (``aten.reshape``) has no effect; of other composite ops
+    (``aten.linear``) it has one where no gradients are recorded.
 
     Raises:
         RegistrationError: ``ops`` is empty or not an ATen op, or the parameter count cannot take the schema's.
@@ -139,9 +141,9 @@ def map_to(
                 _check_signature(overload, function, strict=isinstance(op, OpOverload))
                 lowering = Lowering(overload, function, how, supports, limits, modules)
                 aten_functions.add(lowering)
-                if not lowering.is_own and overload._can_decompose():
+                if not lowering.is_own and overload._can_decompose() and not can_stay_whole(overload):
                     warnings.warn(
-                        f"{overload} is composite: torch takes it apart before any backend sees it, so that this "
+                        f"{overload} is a view that torch takes apart before any backend sees it, so that this "
                         "lowering is never called. Register the ops that it consists of (TORCH_LOGS=aot_graphs shows "
                         "them).",
                         stacklevel=2,
