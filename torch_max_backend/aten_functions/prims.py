@@ -1,12 +1,14 @@
-"""The few ``prims`` ops that AOTAutograd itself puts into graphs, where it turns Python floats into tensors."""
+"""The few ``prims`` ops that Dynamo and AOTAutograd put into graphs, where they turn Python floats into tensors."""
 
 from __future__ import annotations
 
 import torch
-from max.graph import TensorValue
+from max.graph import TensorValue, ops
 
-from torch_max_backend.aten_functions.common import cast
+from torch_max_backend.aten_functions import elementary
+from torch_max_backend.aten_functions.common import Operand, cast
 from torch_max_backend.aten_functions.dtypes import max_dtype
+from torch_max_backend.aten_functions.pointwise import arithmetic_operands, rounded
 from torch_max_backend.aten_functions.registry import map_to
 
 
@@ -15,3 +17,11 @@ from torch_max_backend.aten_functions.registry import map_to
 def convert_element_type(a: TensorValue, dtype: torch.dtype) -> TensorValue:
     """A cast."""
     return cast(a, max_dtype(dtype))
+
+
+# prims::fma(Tensor a, Tensor b, Tensor c) -> Tensor
+@map_to("prims.fma.default")
+def fma(a: Operand, b: Operand, c: Operand) -> TensorValue:
+    """``a * b + c``, what Dynamo makes of ``addcmul_``, ``addcdiv_`` and ``add_`` with a scale (optimizers)."""
+    x, y, z = arithmetic_operands(a, b, c, wide=True)
+    return rounded(ops.add(elementary.product(x, y), z))

@@ -1,7 +1,7 @@
 """Composite ops that a user lowers whole.
 
 Torch takes a composite op (``aten.linear``) apart while it records gradients, before a decomposition table is asked.
-For the length of a trace this is switched off for the composites that a user registered, in the way of ``torch.export``.
+For the length of a trace this is switched off for the composites that a user registered, the way ``torch.export`` does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def users_composites() -> list[OpOverload]:
 
 
 def can_stay_whole(op: OpOverload) -> bool:
-    """Whether ``op`` is a composite whose outputs are no views of its inputs: torch must see what a view consists of."""
+    """Whether ``op`` is a composite and gives no views of its inputs: torch must see what a view consists of."""
     return op._can_decompose() and not any(a.alias_info for a in op._schema.arguments)
 
 
@@ -41,14 +41,14 @@ def stay_whole(inputs: Sequence[Any]) -> AbstractContextManager[None]:
     if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
         names = ", ".join(map(str, composites))
         warnings.warn(
-            f"your lowering of {names} is not used in a graph that records gradients: torch has derivatives only of the "
-            "ops that a composite op consists of. Call the function under torch.no_grad(), or lower these ops.",
+            f"your lowering of {names} is not used in a graph that records gradients: torch has derivatives only of "
+            "the ops that a composite op consists of. Call the function under torch.no_grad(), or lower these ops.",
             stacklevel=2,
         )
         return nullcontext()
     from torch.export.exported_program import _override_composite_implicit_decomp
 
-    return _override_composite_implicit_decomp(dict.fromkeys(composites, _whole))  # type: ignore[no-any-return]
+    return _override_composite_implicit_decomp(dict.fromkeys(composites, _whole))
 
 
 def _whole(*args: Any, **kwargs: Any) -> Any:
