@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_max_backend import reports, wait_for_compiles
+from torch_max_backend import pipeline, reports, wait_for_compiles
 from torch_max_backend.compiler import compile as compile_module
 from torch_max_backend.diagnostics import report
 from torch_max_backend.errors import CompileError
@@ -119,3 +119,84 @@ def test_a_region_that_is_being_compiled_is_waited_for_without_blocking(gate: Ga
     assert wait_for_compiles(COMPILE_S)
     assert len(gate.held) == 1  # the second one took what the first one had compiled
     assert sorted(r.stats.hits for r in reports()) == [0, reports()[0].stats.regions]
+
+
+# -- tracing in the background -------------------------------------------------------------------------------------
+def traced_later(tmp_path: Any, called: Any = function) -> Any:
+    return torch.compile(called, backend="max_backend", options={"compile": "background", "cache_dir": str(tmp_path)})
+
+
+def test_nobody_waits_for_tracing(gate: Gate, tmp_path: Any) -> None:
+    compiled, tracing = traced_later(tmp_path), threading.Event()
+
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        assert tracing.wait(COMPILE_S)
+        return compile_graph(*args, **kwargs)
+
+    compile_graph = pipeline.compile_graph
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "compile_graph", trace)
+        for seed in (1, 2):
+            torch.testing.assert_close(run(compiled, seed), run(function, seed), rtol=0, atol=0)
+        assert not wait_for_compiles(2.0)
+        tracing.set()
+        assert gate.reached.wait(COMPILE_S)
+    torch.testing.assert_close(run(compiled, 3), run(function, 3))  # traced, and not compiled yet
+    gate.open()
+    assert wait_for_compiles(COMPILE_S)
+    assert reports()
+    torch.testing.assert_close(run(compiled, 4), run(function, 4))
+    assert len(gate.held) == 1
+
+
+def test_a_training_step_before_and_after(tmp_path: Any) -> None:
+    report.clear()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Tanh())
+    compiled = traced_later(tmp_path, model)
+
+    def gradients(called: Any) -> list[torch.Tensor]:
+        model.zero_grad()
+        torch.manual_seed(0)
+        called(torch.randn(5, 4)).square().sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    for traced in (False, True, True):
+        exact = {} if traced else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(gradients(compiled), gradients(model), **exact)
+        assert wait_for_compiles(COMPILE_S)
+    assert len(reports()) == 2  # forward and backward
+    with torch.inference_mode():
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(compiled.eval()(x), model(x))
+        assert wait_for_compiles(COMPILE_S)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_tracing_that_fails_is_told_once(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no tracing today")
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING, "torch_max_backend"):
+        patch.setattr(pipeline, "compile_graph", fail)
+        compiled = traced_later(tmp_path)
+        run(compiled, 1)
+        assert wait_for_compiles(COMPILE_S)
+        torch.testing.assert_close(run(compiled, 2), run(function, 2), rtol=0, atol=0)
+    (told,) = [r.message for r in caplog.records if "no tracing today" in r.message]
+    assert "stays in eager" in told
+
+
+def test_what_needs_guards_is_traced_at_once(gate: Gate, tmp_path: Any) -> None:
+    """Inputs that share memory, symbolic sizes, and an error that the call promises."""
+    base = torch.arange(12.0)
+    compiled = traced_later(tmp_path, lambda a, b: a.add_(1).sum() + b)
+    compiled(base[:8], base[4:])
+    assert gate.reached.is_set()
+    torch._dynamo.reset()
+    gate.reached.clear()
+    compiled = traced_later(tmp_path, lambda a: a.exp() - 1)
+    torch._dynamo.mark_dynamic(base, 0)
+    compiled(base)
+    assert gate.reached.is_set()
+    gate.open()
+    assert wait_for_compiles(COMPILE_S)

@@ -23,7 +23,8 @@ if flag("BEARTYPE"):
 if TYPE_CHECKING:
     from torch_max_backend.aten_functions.registry import map_to
     from torch_max_backend.backend import max_backend
-    from torch_max_backend.compiler.compile import compile_together, wait_for_compiles
+    from torch_max_backend.background import wait_for_compiles
+    from torch_max_backend.compiler.compile import compile_together
     from torch_max_backend.diagnostics.report import reports
     from torch_max_backend.errors import MaxBackendError, Unsupported
     from torch_max_backend.runtime.session import get_accelerators
@@ -37,7 +38,7 @@ _WHERE = {
     "map_to": "aten_functions.registry",
     "max_backend": "backend",
     "reports": "diagnostics.report",
-    "wait_for_compiles": "compiler.compile",
+    "wait_for_compiles": "background",
 }
 
 __all__ = [

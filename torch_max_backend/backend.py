@@ -50,13 +50,26 @@ def max_backend(
     logs.configure(chosen)
     devices = {value.device for value in example_inputs if isinstance(value, torch.Tensor)}
     _check_devices(devices)
-    compiler = _compiler(chosen)
+    trace = functools.partial(_trace, options=chosen, devices=devices)
+    if chosen.compile == "background" and chosen.fallback != "error":  # which promises to raise here
+        from torch_max_backend.background import TracedLater, can_trace_later
+
+        if can_trace_later(gm, example_inputs):
+            return TracedLater(gm, trace)
+    return trace(gm, example_inputs)
+
+
+def _trace(
+    gm: fx.GraphModule, example_inputs: list[Any], *, options: Options, devices: set[torch.device]
+) -> Callable[..., Any]:
+    """Have AOTAutograd trace the graph, or find what it made of it in another process."""
+    compiler = _compiler(options)
     common = {
         "decompositions": _Decompositions(),
         "partition_fn": min_cut_rematerialization_partition,
         "keep_inference_input_mutations": True,
     }
-    kept = warm_start(chosen, devices)
+    kept = warm_start(options, devices)
     if kept is None:
         with stay_whole(example_inputs):
             return aot_autograd(fw_compiler=compiler, **common)(gm, example_inputs)

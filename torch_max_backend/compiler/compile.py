@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ import torch
 from max.engine import Model
 
 from torch_max_backend.aten_functions.context import CodeSettings
+from torch_max_backend.background import over, taking_over, under_way
 from torch_max_backend.compiler.job import (
     Job,
     Lowered,
@@ -140,9 +140,6 @@ def compile_regions(regions: list[Region], options: Options) -> tuple[list[Model
 
 # -- in the background ---------------------------------------------------------------------------------------------
 Ready = Callable[[list[Model], CompileStats], None]
-_pending: set[Future[None]] = set()
-_taking_over = threading.Lock()
-"""Held while a thread saves, loads and hands over what was compiled; the program does not end in the middle of it."""
 
 
 def compile_in_background(
@@ -162,8 +159,7 @@ def compile_in_background(
     start = time.perf_counter()
     lowered = lower(list(found.missing.values()))
     found.stats.lower_s += time.perf_counter() - start
-    done: Future[None] = Future()
-    _pending.add(done)
+    done = under_way()
 
     def work() -> None:
         try:
@@ -171,7 +167,7 @@ def compile_in_background(
                 found.take_over()
                 if found.missing:
                     _compile(found, lowered, options, show=False)
-            with _taking_over:
+            with taking_over:
                 ready(found.in_order(), found.stats)
         except CancelledError:
             pass  # the program ends
@@ -179,25 +175,10 @@ def compile_in_background(
             if not is_closing():
                 log.warning("compiling in the background failed, the function stays in eager: %s", error)
         finally:
-            _pending.discard(done)
-            done.set_result(None)
+            over(done)
 
     threading.Thread(target=work, name="max-background", daemon=True).start()
     return None
-
-
-def wait_for_compiles(timeout: float | None = None) -> bool:
-    """Wait until nothing is compiled in the background any more, at most ``timeout`` seconds; whether that is so.
-
-    A program that ends does not wait: what is not compiled by then is given up.
-    """
-    return not wait(list(_pending), timeout).not_done
-
-
-@atexit.register
-def _finish() -> None:
-    """Let a thread that saves and loads come to its end, and no other begin."""
-    _taking_over.acquire(timeout=30)
 
 
 # -- look up, compile, load ----------------------------------------------------------------------------------------
@@ -281,7 +262,7 @@ def _compile(found: Lookup, lowered: Lowered, options: Options, show: bool = Tru
     """Compile a module, save it and load its models."""
     artifact, seconds = result(lowered, submit(lowered, options), options, show)
     found.stats.compile_s += seconds
-    with _taking_over:
+    with taking_over:
         save(artifact, lowered.jobs)
         models = {job.key: _load(found.store, job.key) for job in lowered.jobs}
         if any(m is None for m in models.values()):  # the store could not be written

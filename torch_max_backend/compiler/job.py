@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from max._mlir_context import in_default_mlir_context  # the default is entered in the thread that imports MAX alone
 from max.graph import Module
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -77,6 +78,7 @@ def graph_names(jobs: list[Job]) -> dict[str, str]:
     return {job.key: f"region_{i}" for i, job in enumerate(jobs)}
 
 
+@in_default_mlir_context
 def dry_run(jobs: list[Job]) -> None:
     """Lower without compiling, so that a refused node is known before the batch is."""
     with _disable_current_modes():  # lowerings compute constants with torch
@@ -84,6 +86,7 @@ def dry_run(jobs: list[Job]) -> None:
             build_graph(job.region, "region_0", Module(), job.settings)
 
 
+@in_default_mlir_context
 def lower(jobs: list[Job]) -> Lowered:
     """Build the MAX graphs of all jobs.
 

@@ -51,7 +51,9 @@ def classify(node: fx.Node, refused: Mapping[fx.Node, str], torch_executed: Coll
         return Verdict(Runner.STORE)
     if node in refused:
         return Verdict(Runner.ISLAND, refused[node])
-    if isinstance(target, HigherOrderOperator) or not isinstance(target, OpOverload):
+    if isinstance(target, HigherOrderOperator) and _checkpointed(node, target) in aten_functions.torch_ops:
+        return Verdict(Runner.TORCH)
+    if not isinstance(target, OpOverload):
         return Verdict(Runner.ISLAND, "not an ATen op")
     if {str(target), str(target.overloadpacket)} & set(torch_executed):
         return Verdict(Runner.ISLAND, "listed in torch_executed_ops")
@@ -61,6 +63,13 @@ def classify(node: fx.Node, refused: Mapping[fx.Node, str], torch_executed: Coll
         return Verdict(Runner.ISLAND, aten_functions.islands[target])
     reason = _why_not(node, target)
     return Verdict(Runner.ISLAND, reason) if reason else Verdict(Runner.MAX)
+
+
+def _checkpointed(node: fx.Node, target: HigherOrderOperator) -> object:
+    """The op, mostly a random one, that checkpointing runs and later runs again with the generator's old state."""
+    if target.name() in ("run_and_save_rng_state", "graphsafe_run_with_rng_state"):
+        return node.args[0]
+    return node.args[1] if target.name() == "run_with_rng_state" else None
 
 
 def _why_not(node: fx.Node, target: OpOverload) -> str:

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.nn import functional as F
 
 from torch_max_backend.aten_functions.registry import registered_overloads
+from torch_max_backend.graph.foreach import foreach_decompositions
 
 aten = torch.ops.aten
 
@@ -20,6 +21,7 @@ aten = torch.ops.aten
 def _core() -> dict[Any, Callable[..., Any]]:
     table = dict(core_aten_decompositions())
     table.update(get_decompositions([aten._scaled_dot_product_attention_math, aten._to_copy, aten._unsafe_index]))
+    table.update(foreach_decompositions())
     table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     return table
 

@@ -1,0 +1,196 @@
+"""``compile="background"``: what is under way in threads, and graphs that are not even traced while somebody waits.
+
+AOTAutograd takes a few seconds for a model, so the first call does not wait for it either: it runs Dynamo's graph, as
+``backend="eager"`` does, and the graph is traced in a thread once the program has stopped compiling others. Nothing of
+MAX is imported before that, but for its MLIR context.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import ctypes
+import itertools
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+import torch
+from max._mlir_context import in_default_mlir_context  # imported by the main thread, which leaves it at its end
+from torch import fx
+from torch._dynamo.convert_frame import compile_lock
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+log = logging.getLogger("torch_max_backend")
+
+QUIET_S = 0.5
+"""So long must no graph have come before one is traced: the two need the same lock, and the next one has a caller."""
+
+Function = Callable[..., Any]
+Compile = Callable[[fx.GraphModule, list[Any]], Function]
+
+_pending: set[Future[None]] = set()
+taking_over = threading.Lock()
+"""Held while a thread saves, loads and hands over what was compiled; the program does not end in the middle of it."""
+
+
+def under_way() -> Future[None]:
+    """A future that :func:`wait_for_compiles` waits for, to be given to :func:`over`."""
+    future: Future[None] = Future()
+    _pending.add(future)
+    return future
+
+
+def over(future: Future[None]) -> None:
+    """What ``future`` stands for has ended, well or not."""
+    _pending.discard(future)
+    future.set_result(None)
+
+
+def wait_for_compiles(timeout: float | None = None) -> bool:
+    """Wait until nothing is compiled in the background any more, at most ``timeout`` seconds; whether that is so.
+
+    A program that ends does not wait: what is not compiled by then is given up.
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    while pending := list(_pending):  # what ends may have begun something else
+        left = None if end is None else end - time.monotonic()
+        if (left is not None and left < 0) or wait(pending, left).not_done:
+            return False
+    return True
+
+
+# -- graphs that are traced later ----------------------------------------------------------------------------------
+class TracedLater:
+    """A Dynamo graph as a function: in eager, until a thread has traced it and given it to the backend."""
+
+    def __init__(self, gm: fx.GraphModule, compile: Compile) -> None:
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(gm.graph, {}))
+        # Tracing replaces parameters of its module for a while, so that the calls meanwhile need another.
+        self.eager: Function = fx.GraphModule(gm, graph)
+        self.gm, self.compile = gm, compile
+        self.compiled: Function | None = None
+        self.first = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        if self.compiled is not None:
+            return self.compiled(*args)
+        if self.first.acquire(blocking=False):  # and never released: the first call alone gets here
+            job = _Job(self, args)
+            try:
+                return self.eager(*args)
+            finally:
+                _enqueue(job)
+        return self.eager(*args)
+
+
+class _Job:
+    """What a thread needs in order to trace as the first call would have."""
+
+    def __init__(self, function: TracedLater, args: Sequence[Any]) -> None:
+        self.function, self.future = function, under_way()
+        self.context = contextvars.copy_context()  # settings of torch that are patched live there
+        self.mode = FakeTensorMode(shape_env=ShapeEnv())
+        self.inference, self.grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        with torch.inference_mode(self.inference):
+            self.inputs = [self.mode.from_tensor(x, static_shapes=True) for x in args]
+
+    def run(self) -> None:
+        try:
+            with compile_lock:
+                self.context.run(self._trace)
+        except _Stopped:
+            pass
+        except Exception as error:  # nobody waits for this thread: whatever went wrong is said here
+            log.warning("tracing in the background failed, the function stays in eager: %s", error)
+        finally:
+            over(self.future)
+
+    @in_default_mlir_context
+    def _trace(self) -> None:
+        function, context = self.function, TracingContext(self.mode)
+        with torch.inference_mode(self.inference), torch.set_grad_enabled(self.grad), tracing(context):
+            compiled = function.compile(function.gm, self.inputs)
+        if context.guards_context.aotautograd_guards:
+            log.warning("the graph needs guards that it cannot get in the background, so it stays in eager")
+            return
+        function.compiled = compiled
+
+
+def can_trace_later(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether tracing ``gm`` later gives what tracing now does.
+
+    Tracing may add guards, on symbolic sizes and on inputs that share memory, and Dynamo asks for them now. It sees
+    the thread's modes and autocast, and the parameters of nested modules, which calls in eager share.
+    """
+    if torch._C._is_torch_function_mode_enabled() or _get_current_dispatch_mode() is not None:
+        return False
+    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        return False
+    named = itertools.chain(gm.named_parameters(), gm.named_buffers())
+    if any("." in name for name, _ in named):
+        return False
+    storages = set()
+    for value in example_inputs:
+        if type(value) not in (torch.Tensor, torch.nn.Parameter, FakeTensor) or value.layout is not torch.strided:
+            return False
+        if value._has_symbolic_sizes_strides:
+            return False
+        storages.add(value.untyped_storage()._cdata)
+    return len(storages) == len(example_inputs) and not _is_batching()
+
+
+def _is_batching() -> bool:
+    compiling = sys.modules.get("torch_max_backend.compiler.compile")
+    return compiling is not None and compiling.is_batching()
+
+
+# -- the thread ----------------------------------------------------------------------------------------------------
+_jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+_last_graph = 0.0
+_thread: threading.Thread | None = None
+_starting = threading.Lock()
+
+
+class _Stopped(BaseException):
+    """Raised in the thread when the program ends."""
+
+
+def _enqueue(job: _Job) -> None:
+    global _last_graph, _thread
+    _last_graph = time.monotonic()
+    _jobs.put(job)
+    with _starting:
+        if _thread is None or not _thread.is_alive():  # in a forked child it is not
+            _thread = threading.Thread(target=_work, name="max-tracing", daemon=True)
+            _thread.start()
+
+
+def _work() -> None:
+    try:
+        while True:
+            job = _jobs.get()
+            while (rest := _last_graph + QUIET_S - time.monotonic()) > 0:
+                time.sleep(rest)
+            job.run()
+    except _Stopped:
+        pass
+
+
+@atexit.register
+def _finish() -> None:
+    """Stop tracing, let a thread that saves and loads come to its end, and no other begin."""
+    if _thread is not None and _thread.is_alive() and _thread.ident is not None:
+        # Python that runs while the interpreter ends would call a torch that is being taken down.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(_thread.ident), ctypes.py_object(_Stopped))
+        _thread.join(2 * QUIET_S)
+    taking_over.acquire(timeout=30)
