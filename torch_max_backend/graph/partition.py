@@ -2,7 +2,8 @@
 
 Every node gets a *level*: the number of times a path to it changes from MAX to torch and back. All MAX nodes of one
 level form one region, and the torch nodes of that level run after it. That is the smallest number of regions that
-keeps every torch node outside. Nodes that cost nothing to repeat (constants, views of inputs) have no level: they are
+keeps every torch node outside. (A large one that falls apart, as an optimizer's step does, becomes several: see
+``graph/components.py``.) Nodes that cost nothing to repeat (constants, views of inputs) have no level: they are
 copied into every region that reads them.
 """
 
@@ -17,6 +18,7 @@ from torch import fx
 
 from torch_max_backend.diagnostics.report import Island
 from torch_max_backend.graph.classify import Runner, Verdict, classify
+from torch_max_backend.graph.components import split
 from torch_max_backend.graph.region import Port, Region, is_getitem
 from torch_max_backend.graph.tensors import order_of, storage_key, symbols_of, tensors_of, user_line, value_of
 
@@ -162,9 +164,10 @@ class _Cut:
         steps: list[Region | fx.Node] = []
         done: set[fx.Node] = set()
         for level in sorted({*members, *torch_nodes}):
-            region = self._region(members[level], wanted, stores.get(level, []))
-            if region.outputs or region.stores:
-                steps.append(region)
+            for nodes, writes in split(members[level], stores.get(level, []), self._floating_needed):
+                region = self._region(nodes, wanted, writes)
+                if region.outputs or region.stores:
+                    steps.append(region)
             for node in torch_nodes[level]:
                 for needed in self._floating_needed([node]):
                     if needed not in done:

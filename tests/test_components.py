@@ -1,0 +1,45 @@
+"""A large region that falls apart becomes several, of which equal ones are compiled once."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_max_backend import reports
+from torch_max_backend.diagnostics import report
+
+
+def update(tensors: list[torch.Tensor], state: list[torch.Tensor], steps: int) -> torch.Tensor:
+    """Independent chains that write their tensors, but for the last two: one reads what the other overwrites."""
+    old = tensors[-1].sum()
+    for t, s in zip(tensors, state, strict=True):
+        for _ in range(steps):
+            s.mul_(0.5).add_(t.sin())
+            t.sub_(s.abs() * 0.1)
+    state[-2].add_(old)
+    return old + 1
+
+
+def test_independent_updates() -> None:
+    def inputs() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(4, 5)] * 10 + [(7,)] * 10
+        return tuple([torch.randn(shape, generator=generator) for shape in shapes] for _ in range(2))  # type: ignore[return-value]
+
+    report.clear()
+    wanted, given = inputs(), inputs()
+    run = torch.compile(update, backend="max_backend", options={"fallback": "error"})
+    torch.testing.assert_close(run(*given, 3), update(*wanted, 3))
+    torch.testing.assert_close(given, wanted)
+    (only,) = reports()
+    assert only.nodes > 256
+    assert only.stats.regions > 2
+    assert len(set(only.stats.keys)) < only.stats.regions
+
+
+def test_small_regions_stay_whole() -> None:
+    report.clear()
+    tensors = [torch.randn(3) for _ in range(8)]
+    torch.compile(update, backend="max_backend", options={"fallback": "error"})(
+        tensors, [t.clone() for t in tensors], 1
+    )
+    assert reports()[0].stats.regions == 1
