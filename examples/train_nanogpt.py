@@ -55,7 +55,8 @@ class GPT(nn.Module):
         self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters, bias=False)
         self.head.weight = self.characters.weight
-        nn.init.normal_(self.characters.weight, std=0.02)
+        for table in (self.characters, self.places):
+            nn.init.normal_(table.weight, std=0.02)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """``text`` is int64 [batch, length]; the logits are [batch, length, characters]."""

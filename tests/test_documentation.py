@@ -22,8 +22,8 @@ from torch_max_backend.options import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 SKILLS = sorted(ROOT.glob(".claude/skills/*/SKILL.md"))
-WITH_CODE = ["README.md", "CONTRIBUTING.md", *(str(p.relative_to(ROOT)) for p in SKILLS)]
-PAGES = [*WITH_CODE, *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+WITH_CODE = ["README.md", "CONTRIBUTING.md", "docs/training.md", *(str(p.relative_to(ROOT)) for p in SKILLS)]
+PAGES = sorted({*WITH_CODE, *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))})
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MADE_LATER = {"uv.lock", ".venv"}
 """Paths that a page may name although a fresh clone does not have them."""
