@@ -13,12 +13,13 @@ check_versions()  # before MAX is imported: another version of it may fail in wa
 if flag("BEARTYPE"):
     import warnings
 
+    from beartype import BeartypeConf
     from beartype.claw import beartype_this_package
     from beartype.roar import BeartypeDecorHintPep613DeprecationWarning
 
     # typing.TypeAlias is deprecated in favour of a statement that Python 3.11 does not have.
     warnings.filterwarnings("ignore", category=BeartypeDecorHintPep613DeprecationWarning)
-    beartype_this_package()
+    beartype_this_package(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as for a type checker
 
 if TYPE_CHECKING:
     from torch_max_backend.aten_functions.registry import map_to
