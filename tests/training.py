@@ -179,6 +179,15 @@ def convolutions(compile: Compile) -> Any:
     return state(model), run(torch.randn(4, 3, 12, 12)).detach()
 
 
+def many_buffers(compile: Compile) -> Any:
+    """More small writes than MAX compiles in reasonable time, so that torch does them."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(6)))
+    run = compile(model)
+    for _ in range(2):
+        run(torch.randn(5, 4)).square().sum().backward()
+    return state(model)
+
+
 def convolutions_channels_last(compile: Compile) -> Any:
     model = Convolutions().to(memory_format=torch.channels_last)
     x = torch.randn(4, 3, 12, 12).to(memory_format=torch.channels_last).requires_grad_()
@@ -330,6 +339,7 @@ CORE = [
             accumulates,
             writes_its_input,
             convolutions,
+            many_buffers,
             transformer,
             dropout,
             checkpointed,

@@ -10,6 +10,7 @@ copied into every region that reads them.
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -160,11 +161,15 @@ class _Cut:
         for node in self.graph.nodes:
             if self.runner(node) in (Runner.TORCH, Runner.ISLAND):
                 torch_nodes[self.level[node]].append(node)
+        parts = {level: split(members[level], stores.get(level, []), self._floating_needed) for level in members}
+        for part in (part for of_level in parts.values() for part in of_level):
+            copies += _left_to_torch(part[1])
+        copies.sort(key=self.order.__getitem__)
         wanted = self._read_outside(members, stores, copies)
         steps: list[Region | fx.Node] = []
         done: set[fx.Node] = set()
         for level in sorted({*members, *torch_nodes}):
-            for nodes, writes in split(members[level], stores.get(level, []), self._floating_needed):
+            for nodes, writes in parts.get(level, []):
                 region = self._region(nodes, wanted, writes)
                 if region.outputs or region.stores:
                     steps.append(region)
@@ -260,6 +265,29 @@ class _Cut:
             for n, v in self.verdicts.items()
             if v.runner is Runner.ISLAND and not is_getitem(n)
         ]
+
+
+MANY_STORES = 16
+SMALL_BYTES = 16 * 1024
+
+
+def _left_to_torch(stores: list[fx.Node]) -> list[fx.Node]:
+    """Take the writes of small tensors out of ``stores`` if there are many: running statistics, counters.
+
+    MAX's compile time grows much faster than their number (see ``docs/compile_time.md``), and a copy of so few
+    bytes costs torch a microsecond or two.
+    """
+    if len(stores) <= MANY_STORES:
+        return []
+    small = [s for s in stores if _bytes(value_of(s)) <= SMALL_BYTES]
+    stores[:] = [s for s in stores if s not in small]
+    return small
+
+
+def _bytes(value: object) -> float:
+    """The size of a tensor; infinite if it is symbolic."""
+    numel = value.numel() if isinstance(value, torch.Tensor) else math.inf
+    return numel * value.element_size() if isinstance(numel, int) else math.inf  # type: ignore[attr-defined]
 
 
 def _identity(node: fx.Node) -> tuple[int, ...]:
