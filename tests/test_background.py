@@ -186,6 +186,7 @@ def test_tracing_that_fails_is_told_once(tmp_path: Any, caplog: pytest.LogCaptur
     assert "stays in eager" in told
 
 
+@pytest.mark.full
 def test_what_needs_guards_is_traced_at_once(gate: Gate, tmp_path: Any) -> None:
     """Inputs that share memory, symbolic sizes, and an error that the call promises."""
     base = torch.arange(12.0)

@@ -461,6 +461,7 @@ def test_module_with_buffers_and_moving_weights() -> None:
     assert given.steps == eager.steps == 4
 
 
+@pytest.mark.full  # tests/test_training.py has more of the kind
 def test_training_step() -> None:
     eager, given = (nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)) for _ in range(2))
     given.load_state_dict(eager.state_dict())

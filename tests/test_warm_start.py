@@ -207,7 +207,7 @@ tell(bundled=torch._functorch.config.bundled_autograd_cache)
 """
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_training(run: Run, dynamic: bool) -> None:
     """Forward and backward are kept, whether the backward is compiled with the forward (symbolic sizes) or later."""
     program = TRAINING.replace("{dynamic}", str(dynamic))

@@ -333,21 +333,7 @@ OPTIMIZERS = {
 }
 
 CORE = [
-    *(
-        Training(run.__name__, run)
-        for run in [
-            accumulates,
-            writes_its_input,
-            convolutions,
-            many_buffers,
-            transformer,
-            dropout,
-            checkpointed,
-            whole_step,
-        ]
-    ),
-    # Products are rounded to bfloat16, whose resolution is 2**-8, at every step; eager's order of additions is another.
-    Training("autocast", autocast, 1.6e-2, 2e-3),
+    *(Training(run.__name__, run) for run in [writes_its_input, dropout, checkpointed, whole_step]),
     Training("adam_foreach", steps(OPTIMIZERS["adam_foreach"])),
 ]
 """What the ordinary test run has."""
@@ -356,6 +342,7 @@ REST = [
     *(
         Training(run.__name__, run)
         for run in [
+            accumulates,
             retains_the_graph,
             gradient_of_input,
             frozen,
@@ -363,11 +350,16 @@ REST = [
             inference_between_steps,
             detached_and_aliased,
             perceptron,
+            convolutions,
+            many_buffers,
+            transformer,
             convolutions_channels_last,
             embedding_with_padding,
             dropout_in_fork,
             scaled,
         ]
     ),
+    # Products are rounded to bfloat16, whose resolution is 2**-8, at every step; eager's order of additions is another.
+    Training("autocast", autocast, 1.6e-2, 2e-3),
     *(Training(name, steps(make)) for name, make in OPTIMIZERS.items() if name != "adam_foreach"),
 ]
