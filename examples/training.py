@@ -54,7 +54,7 @@ def train(name: str, model: nn.Module, batches: list[Batch], loss_of: Loss, lear
 
 
 def nudged(model: nn.Module) -> nn.Module:
-    """A copy whose parameters are moved by at most one rounding of float32 (a factor within ``1 ± 2**-24``)."""
+    """A copy whose parameters are moved by at most two units in the last place (a factor within ``1 ± 2**-23``)."""
     other = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -67,9 +67,10 @@ def check(compiled: Run, eager: Run, nudged: Run, factor: float = 8.0) -> str:
     """Hold a compiled training against eager's, step by step; gives one line, or raises ``AssertionError``.
 
     Two float32 trainings whose sums are added in another order drift apart, however right both are. How fast is
-    measured: ``nudged`` is eager's own training from parameters that differ by a rounding. The compiled losses may
+    measured: ``nudged`` is eager's own training from parameters that differ in the last place. The compiled losses may
     differ from eager's by ``factor`` times what that one has differed by so far, and so may the final parameters (by
-    their norm), since a compiled step rounds otherwise at every step and not only at the first.
+    their norm). That the factor is not 1 is because a compiled step rounds otherwise at every step and not only at the
+    first; that it is 8 is chosen.
     """
     floor = 4 * torch.finfo(torch.float32).eps * eager.losses.abs().amax()
     allowed = factor * torch.maximum((nudged.losses - eager.losses).abs().cummax(0).values, floor)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.processes import Processes
 from torch_max_backend import get_accelerators
 
 
@@ -36,3 +37,11 @@ def device(request: pytest.FixtureRequest) -> str:
 def shape(request: pytest.FixtureRequest) -> tuple[int, ...]:
     """Shapes with and without size 1, size 0 and dimensions."""
     return request.param
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    """Programs in processes of their own."""
+    server = Processes()
+    yield server
+    server.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,6 @@ tell(differ=not torch.equal(*results))
 Run = Callable[..., "tuple[dict[str, Any], str]"]
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    server = Processes()
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "function.aot"
@@ -137,6 +130,7 @@ def test_saving_needs_torchs_cache(run: Run) -> None:
     assert "force_disable_caches" in errors and "Error" in errors
 
 
+@pytest.mark.full
 def test_without_the_cache_and_in_the_background(run: Run, tmp_path: Path) -> None:
     """The file is complete even if nothing is kept, and a function to be saved is always waited for."""
     run(SAVE.replace("compiled()", "compiled(cache=False, compile='background')"))
@@ -155,6 +149,7 @@ tell()
 """
 
 
+@pytest.mark.full
 def test_training(run: Run, tmp_path: Path) -> None:
     save = TRAIN.replace("{function}", "compiled()").replace("{then}", "function.save_compiled_function(PATH)")
     saved, errors = run(save)
@@ -163,6 +158,7 @@ def test_training(run: Run, tmp_path: Path) -> None:
     assert loaded.get("warm") == [True, True], errors
 
 
+@pytest.mark.full
 def test_symbolic_sizes(run: Run, tmp_path: Path) -> None:
     run(SAVE.replace("compiled()", "compiled(dynamic=True)"))
     program = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from torch_max_backend import background as background_module
 from torch_max_backend import pipeline, reports, wait_for_compiles
 from torch_max_backend.compiler import compile as compile_module
 from torch_max_backend.diagnostics import report
@@ -144,11 +147,12 @@ def test_nobody_waits_for_tracing(gate: Gate, tmp_path: Any) -> None:
     torch.testing.assert_close(run(compiled, 3), run(function, 3))  # traced, and not compiled yet
     gate.open()
     assert wait_for_compiles(COMPILE_S)
-    assert reports()
+    assert "" not in {r.compile_id for r in reports()}
     torch.testing.assert_close(run(compiled, 4), run(function, 4))
     assert len(gate.held) == 1
 
 
+@pytest.mark.full
 def test_a_training_step_before_and_after(tmp_path: Any) -> None:
     report.clear()
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Tanh())
@@ -184,6 +188,60 @@ def test_tracing_that_fails_is_told_once(tmp_path: Any, caplog: pytest.LogCaptur
         torch.testing.assert_close(run(compiled, 2), run(function, 2), rtol=0, atol=0)
     (told,) = [r.message for r in caplog.records if "no tracing today" in r.message]
     assert "stays in eager" in told
+
+
+def test_inputs_that_cannot_be_made_fake_are_told_and_the_call_is_right(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refuses:
+        def __init__(self, **settings: Any) -> None:
+            raise RuntimeError("no fake tensors today")
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING, "torch_max_backend"):
+        patch.setattr(background_module, "FakeTensorMode", Refuses)
+        compiled = traced_later(tmp_path)
+        for seed in (1, 2):
+            torch.testing.assert_close(run(compiled, seed), run(function, seed), rtol=0, atol=0)
+    assert sum("no fake tensors today" in r.message for r in caplog.records) == 1
+    assert wait_for_compiles(5.0)
+
+
+@pytest.mark.parametrize(
+    ("called", "later"),
+    [
+        (lambda x: x.exp(), True),
+        (lambda x: torch.ones(x.sum().item() + 4), False),
+        (lambda x: x * x.amax().item(), False),
+        (lambda x: x.nonzero(), False),
+    ],
+)
+def test_sizes_and_numbers_that_depend_on_values_are_traced_at_once(called: Any, later: bool) -> None:
+    answers: list[bool] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        answers.append(background_module.can_trace_later(gm, inputs))
+        return gm.forward
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        torch.compile(called, backend=backend, fullgraph=True)(torch.arange(4))
+    assert answers == [later]
+
+
+def test_an_idle_thread_does_not_delay_the_end() -> None:
+    program = """
+import atexit, time
+atexit.register(lambda: print(time.time()))  # runs after what is registered later
+from torch_max_backend import background
+class Idle(background._Job):
+    def __init__(self): pass
+    def run(self): print(time.time())
+background._enqueue(Idle())
+time.sleep(2 * background.QUIET_S)
+print(time.time())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran, left, end = map(float, done.stdout.split())
+    assert ran < left < end < left + background_module.QUIET_S
 
 
 @pytest.mark.full

@@ -303,6 +303,7 @@ def test_user_lowering_of_a_custom_op() -> None:
         aten_functions.lowerings = original
 
 
+@pytest.mark.full
 def test_user_lowering_of_an_op_that_is_defined_later() -> None:
     original = aten_functions.lowerings.copy()
     name = "tmb_test.thrice.default"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,6 @@ def tell(**more):
 """
 
 Run = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
-    server = Processes()
-    yield server
-    server.close()
 
 
 @pytest.fixture
@@ -234,6 +227,7 @@ tell(warned=sum("pinv" in str(w.message) or "svd" in str(w.message) for w in cau
 """
 
 
+@pytest.mark.full
 def test_torch_ops_and_random_numbers(run: Run) -> None:
     first, second = run(ISLANDS), run(ISLANDS)
     assert first["warm"] == [False] and first["warned"] == 1
@@ -285,6 +279,7 @@ tell()
 """
 
 
+@pytest.mark.full
 def test_a_graph_that_is_compiled_in_the_background_is_kept_once_it_is_there(run: Run, tmp_path: Path) -> None:
     own = {"TORCH_MAX_BACKEND_CACHE_DIR": str(tmp_path / "cache")}
     first, second, third = run(BACKGROUND, **own), run(BACKGROUND, **own), run(BACKGROUND, **own)

@@ -24,7 +24,7 @@ import torch
 from max._mlir_context import in_default_mlir_context  # imported by the main thread, which leaves it at its end
 from torch import fx
 from torch._dynamo.convert_frame import compile_lock
-from torch._guards import TracingContext, tracing
+from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -78,6 +78,7 @@ class TracedLater:
         # Tracing replaces parameters of its module for a while, so that the calls meanwhile need another.
         self.eager: Function = fx.GraphModule(gm, graph)
         self.gm, self.compile = gm, compile
+        self.compile_context = CompileContext.try_get()  # reports say which of Dynamo's compiles a graph comes from
         self.compiled: Function | None = None
         self.first = threading.Lock()
 
@@ -85,24 +86,33 @@ class TracedLater:
         if self.compiled is not None:
             return self.compiled(*args)
         if self.first.acquire(blocking=False):  # and never released: the first call alone gets here
-            job = _Job(self, args)
+            job = self._job(args)
             try:
                 return self.eager(*args)
             finally:
-                _enqueue(job)
+                if job is not None:
+                    _enqueue(job)
         return self.eager(*args)
+
+    def _job(self, args: Sequence[Any]) -> _Job | None:
+        try:
+            return _Job(self, args)
+        except Exception as error:  # the call itself needs none of this
+            _stays_in_eager(error)
+            return None
 
 
 class _Job:
     """What a thread needs in order to trace as the first call would have."""
 
     def __init__(self, function: TracedLater, args: Sequence[Any]) -> None:
-        self.function, self.future = function, under_way()
+        self.function = function
         self.context = contextvars.copy_context()  # settings of torch that are patched live there
         self.mode = FakeTensorMode(shape_env=ShapeEnv())
         self.inference, self.grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         with torch.inference_mode(self.inference):
             self.inputs = [self.mode.from_tensor(x, static_shapes=True) for x in args]
+        self.future = under_way()
 
     def run(self) -> None:
         try:
@@ -111,14 +121,19 @@ class _Job:
         except _Stopped:
             pass
         except Exception as error:  # nobody waits for this thread: whatever went wrong is said here
-            log.warning("tracing in the background failed, the function stays in eager: %s", error)
+            _stays_in_eager(error)
         finally:
             over(self.future)
 
     @in_default_mlir_context
     def _trace(self) -> None:
         function, context = self.function, TracingContext(self.mode)
-        with torch.inference_mode(self.inference), torch.set_grad_enabled(self.grad), tracing(context):
+        with (
+            torch.inference_mode(self.inference),
+            torch.set_grad_enabled(self.grad),
+            compile_context(function.compile_context),
+            tracing(context),
+        ):
             compiled = function.compile(function.gm, self.inputs)
         if context.guards_context.aotautograd_guards:
             log.warning("the graph needs guards that it cannot get in the background, so it stays in eager")
@@ -126,11 +141,16 @@ class _Job:
         function.compiled = compiled
 
 
+def _stays_in_eager(error: Exception) -> None:
+    log.warning("tracing in the background failed, the function stays in eager: %s", error)
+
+
 def can_trace_later(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether tracing ``gm`` later gives what tracing now does.
 
     Tracing may add guards, on symbolic sizes and on inputs that share memory, and Dynamo asks for them now. It sees
-    the thread's modes and autocast, and the parameters of nested modules, which calls in eager share.
+    the thread's modes and autocast, and the parameters of nested modules, which calls in eager share. Sizes that
+    depend on values have symbols that Dynamo's own fake tensors know.
     """
     if torch._C._is_torch_function_mode_enabled() or _get_current_dispatch_mode() is not None:
         return False
@@ -138,6 +158,8 @@ def can_trace_later(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
         return False
     named = itertools.chain(gm.named_parameters(), gm.named_buffers())
     if any("." in name for name, _ in named):
+        return False
+    if any(node.meta.get("unbacked_bindings") for node in gm.graph.nodes):
         return False
     storages = set()
     for value in example_inputs:
@@ -155,7 +177,8 @@ def _is_batching() -> bool:
 
 
 # -- the thread ----------------------------------------------------------------------------------------------------
-_jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+_jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+"""``None`` ends the thread."""
 _last_graph = 0.0
 _thread: threading.Thread | None = None
 _starting = threading.Lock()
@@ -177,8 +200,7 @@ def _enqueue(job: _Job) -> None:
 
 def _work() -> None:
     try:
-        while True:
-            job = _jobs.get()
+        while (job := _jobs.get()) is not None:
             while (rest := _last_graph + QUIET_S - time.monotonic()) > 0:
                 time.sleep(rest)
             job.run()
@@ -192,5 +214,6 @@ def _finish() -> None:
     if _thread is not None and _thread.is_alive() and _thread.ident is not None:
         # Python that runs while the interpreter ends would call a torch that is being taken down.
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(_thread.ident), ctypes.py_object(_Stopped))
+        _jobs.put(None)  # the exception comes too late for a thread that waits for a job
         _thread.join(2 * QUIET_S)
     taking_over.acquire(timeout=30)
