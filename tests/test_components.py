@@ -1,4 +1,4 @@
-"""A large region that falls apart becomes several, of which equal ones are compiled once."""
+"""How a graph becomes regions: large ones that fall apart are cut, and random numbers alone split none."""
 
 from __future__ import annotations
 
@@ -43,3 +43,14 @@ def test_small_regions_stay_whole() -> None:
         tensors, [t.clone() for t in tensors], 1
     )
     assert reports()[0].stats.regions == 1
+
+
+def test_random_numbers_do_not_split_a_region() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.dropout(x.exp(), 0.4).sin()
+        return torch.nn.functional.dropout(y + torch.rand_like(y), 0.1).cos()
+
+    report.clear()
+    x = torch.randn(5, 3, requires_grad=True)
+    torch.compile(function, backend="max_backend", options={"fallback": "error"})(x).sum().backward()
+    assert [r.stats.regions for r in reports()] == [1, 1]

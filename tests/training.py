@@ -218,6 +218,21 @@ def dropout(compile: Compile) -> Any:
     return state(model), torch.rand(3)  # the generator is where eager leaves it
 
 
+def dropout_layouts(compile: Compile) -> Any:
+    """Masks are drawn in the order of memory, and by channels."""
+
+    def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        a = F.dropout(a.exp(), 0.3).sum() + F.dropout(b, 0.6).cos().sum() + F.dropout2d(b, 0.5).sin().mean()
+        return a + F.dropout(c * 2, 0.25).square().sum() + F.alpha_dropout(c, 0.5, training=True).sum()
+
+    tensors = torch.randn(6, 7).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(3, 1, 4)
+    tensors = tuple(t.requires_grad_() for t in tensors)
+    run = compile(function)
+    run(*tensors).backward()
+    run(tensors[0][1:, ::2], *tensors[1:]).backward()  # with gaps: the mask is dense
+    return [t.grad for t in tensors], torch.rand(3)
+
+
 def dropout_in_fork(compile: Compile) -> Any:
     model, x = Perceptron(dropout=0.4), torch.randn(5, 12)
     run = compile(model)
@@ -333,7 +348,7 @@ OPTIMIZERS = {
 }
 
 CORE = [
-    *(Training(run.__name__, run) for run in [writes_its_input, dropout, checkpointed, whole_step]),
+    *(Training(run.__name__, run) for run in [writes_its_input, dropout, dropout_layouts, checkpointed, whole_step]),
     Training("adam_foreach", steps(OPTIMIZERS["adam_foreach"])),
 ]
 """What the ordinary test run has."""

@@ -10,6 +10,7 @@ copied into every region that reads them.
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -135,7 +136,33 @@ class _Cut:
         for node in self.returned:  # a constant that is an output must be made somewhere
             if node in self.floating:
                 level[node] = 0
+        self._join(level)
         return level
+
+    def _join(self, level: dict[fx.Node, int]) -> None:
+        """Move the MAX nodes of a level to the next one where torch's nodes need not run between the two."""
+        members: dict[int, list[fx.Node]] = collections.defaultdict(list)
+        between: dict[int, list[fx.Node]] = collections.defaultdict(list)
+        for node in level:
+            if node in self.floating and node not in self.returned:
+                continue
+            if self.runner(node) is Runner.MAX:
+                members[level[node]].append(node)
+            elif self.runner(node) is not None:
+                between[level[node]].append(node)
+        for low, high in itertools.pairwise(sorted(members)):
+            here = set(members[low])
+            skipped = [n for i in range(low, high) for n in between[i]]
+            if any(self._may_write(n) or not here.isdisjoint(n.all_input_nodes) for n in skipped):
+                continue
+            members[high] += members.pop(low)
+            level.update(dict.fromkeys(here, high))
+
+    def _may_write(self, node: fx.Node) -> bool:
+        """Whether a node may write into a tensor that others read."""
+        if self.runner(node) not in (Runner.TORCH, Runner.ISLAND) or is_getitem(node):
+            return False
+        return getattr(getattr(node.target, "_schema", None), "is_mutable", True)
 
     # -- regions -----------------------------------------------------------------------------------------------
     def _region_nodes(self) -> dict[int, list[fx.Node]]:

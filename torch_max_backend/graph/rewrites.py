@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from torch_max_backend.graph.folding import fold_constants
-from torch_max_backend.graph.tensors import order_of, value_of
+from torch_max_backend.graph.tensors import order_of, tensors_of, value_of
 
 aten = torch.ops.aten
 
@@ -19,6 +21,31 @@ def rewrite(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
+def split_dropout(gm: fx.GraphModule) -> None:
+    """Draw a dropout's mask by itself, so that only the draw is torch's, and reads no more than a shape.
+
+    On a CPU ``native_dropout`` is ``bernoulli_(1 - p)``, in the order of the memory, and two products. (On a GPU it is
+    a kernel that draws in its own way.)
+    """
+    for node in list(gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default)):
+        x, p, train = node.args
+        like = node.meta["val"][1]
+        order = order_of(like)
+        drawn = train is not False and isinstance(p, float) and 0 < p < 1 and like.numel() > 0
+        if not drawn or like.device.type != "cpu" or order is None or _has_symbols(like):
+            continue
+        with gm.graph.inserting_before(node):
+            mask = _call(gm, aten.bernoulli.p, (_empty(gm, like.permute(order), node), 1.0 - p), node)
+            if order != tuple(range(len(order))):
+                mask = _call(gm, aten.permute.default, (mask, [order.index(d) for d in range(len(order))]), node)
+            kept = _call(gm, aten.mul.Tensor, (x, mask), node)
+            scaled = _call(gm, aten.mul.Tensor, (kept, 1.0 / (1.0 - p)), node)
+        for user in list(node.users):  # nothing but getitem
+            user.replace_all_uses_with((scaled, mask)[user.args[1]])
+            gm.graph.erase_node(user)
+        gm.graph.erase_node(node)
+
+
 def free_random_ops(gm: fx.GraphModule) -> None:
     """Let random ops that only look at a tensor's shape read an empty one, so that they need not wait for it.
 
@@ -28,14 +55,13 @@ def free_random_ops(gm: fx.GraphModule) -> None:
         if node.op != "call_function" or node.target not in _SHAPE_ONLY:
             continue
         like = node.args[0]
+        if not isinstance(like, fx.Node) or like.target is aten.empty_strided.default:
+            continue
         value = value_of(like)
-        if not isinstance(like, fx.Node) or order_of(value) is None or _has_symbols(value):
+        if not isinstance(value, torch.Tensor) or order_of(value) is None or _has_symbols(value):
             continue
         with gm.graph.inserting_before(node):
-            size, stride = list(value.shape), list(value.stride())  # type: ignore[attr-defined]
-            kwargs = {"dtype": value.dtype, "device": value.device}  # type: ignore[attr-defined]
-            empty = gm.graph.call_function(aten.empty_strided.default, (size, stride), kwargs)
-            empty.meta.update(val=value, stack_trace=node.meta.get("stack_trace"))
+            empty = _empty(gm, value, node)
         node.replace_input_with(like, empty)
 
 
@@ -48,8 +74,23 @@ _SHAPE_ONLY = {
 }
 
 
+def _empty(gm: fx.GraphModule, like: torch.Tensor, origin: fx.Node) -> fx.Node:
+    """An uninitialised tensor with the sizes, strides and dtype of ``like``."""
+    size, stride = list(like.shape), list(like.stride())
+    return _call(gm, aten.empty_strided.default, (size, stride), origin, dtype=like.dtype, device=like.device)
+
+
+def _call(gm: fx.GraphModule, op: Any, args: tuple[Any, ...], origin: fx.Node, **kwargs: Any) -> fx.Node:
+    """A new node. Its value is a new fake tensor: values that share memory count as views of each other."""
+    node = gm.graph.call_function(op, args, kwargs)
+    values = [value_of(a) if isinstance(a, fx.Node) else a for a in args]
+    with tensors_of(value_of(origin))[0].fake_mode:
+        node.meta.update(val=op(*values, **kwargs), stack_trace=origin.meta.get("stack_trace"))
+    return node
+
+
 def _has_symbols(value: torch.Tensor) -> bool:
     return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
-PASSES = [fold_constants, free_random_ops]
+PASSES = [fold_constants, split_dropout, free_random_ops]
