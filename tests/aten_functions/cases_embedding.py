@@ -21,6 +21,19 @@ def lookups(w, i):
     )
 
 
+def renormed(w, i):
+    """The table changes too, and a row that occurs twice is scaled once."""
+    a, b, c, d = (w.clone() for _ in range(4))
+    return (
+        F.embedding(i, a, max_norm=1.0),
+        F.embedding(i[0], b, max_norm=0.8, norm_type=1.0),
+        F.embedding(i[0, 0], c, max_norm=0.5, norm_type=float("inf")),
+        F.embedding_bag(i[0], d, torch.tensor([0, 2]), max_norm=1.5, norm_type=3.0),
+        F.embedding(i[:0], d, max_norm=0.1),
+        *(a, b, c, d),
+    )
+
+
 def gradients(g, i):
     back = aten.embedding_dense_backward
     return (
@@ -60,6 +73,14 @@ def bag_gradients(g, i, s):
 
 CASES = [
     Case("lookups", lookups, (randn(7, 5), ints(2, 3, low=0, high=7))),
+    Case("renormed", renormed, (randn(7, 5), ints(2, 3, low=0, high=7))),
+    Case(
+        "renormed_bf16",
+        renormed,
+        (randn(7, 5, dtype=bf16), ints(2, 3, low=0, high=7)),
+        atol=1e-2,
+        why="one rounding step of norms of 5 elements",
+    ),
     Case(
         "lookups_dynamic",
         lambda w, i: F.embedding(i, w) * 2,

@@ -112,6 +112,18 @@ def batched_searches(edges, x):
     return torch.searchsorted(edges, x), torch.searchsorted(edges, x, right=True)
 
 
+def sorted_searches(rows, x):
+    """The sequence is in any order, and a sorter says in which one it is sorted."""
+    first = rows[0]
+    return (
+        torch.searchsorted(rows, x, sorter=rows.argsort(-1)),
+        torch.searchsorted(rows, x, sorter=rows.argsort(-1), right=True, out_int32=True),
+        torch.searchsorted(first, x, sorter=first.argsort(), side="right"),
+        torch.searchsorted(first, 0.5, sorter=first.argsort()),
+        torch.searchsorted(first[:0], x, sorter=first[:0].argsort()),
+    )
+
+
 def histograms(x):
     return (
         torch.histc(x, 10, -2, 2),
@@ -211,6 +223,7 @@ CASES = [
     Case("searches_mixed", lambda e, x: torch.bucketize(x, e), (torch.tensor([-1, 0, 2]), randn(3, 5))),
     Case("searches_nan", searches, (torch.tensor([-1.0, 0.5, NAN, NAN]), special())),
     Case("searches_batched", batched_searches, (torch.arange(24.0).reshape(2, 3, 4), rand(2, 3, 5, high=24.0))),
+    Case("searches_sorter", sorted_searches, (randn(3, 7), randn(3, 4))),
     Case("histograms", histograms, (randn(9, 8),)),
     Case("histogram_nan", lambda x: torch.histc(x, 4, -3, 3), (special(),)),
     Case("scans_f32", float_scans, (randn(4, 30),)),

@@ -9,6 +9,7 @@ from torch_max_backend.aten_functions.common import broadcast_to, cast, constant
 from torch_max_backend.aten_functions.context import out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.indices import readable, take_rows, write_rows
+from torch_max_backend.aten_functions.reductions import norm_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 
 
@@ -26,6 +27,23 @@ def embedding(
     if any(static(d) == 0 for d in out_shape()):
         return full(0, out_shape(), weight.dtype, weight.device)
     return take_rows(weight, readable(indices, weight.shape[0], wraps=False), 0)
+
+
+# embedding_renorm(Tensor self, Tensor indices, float max_norm, float norm_type) -> Tensor
+@map_to(aten.embedding_renorm.default)
+def embedding_renorm(self: TensorValue, indices: TensorValue, max_norm: float, norm_type: float) -> TensorValue:
+    """Rows that are looked up and longer than ``max_norm`` are scaled to it. Torch computes the factor in float64."""
+    if any(static(d) == 0 for d in [*self.shape, *indices.shape]):
+        return self
+    count = numel(indices.shape)
+    at = readable(reshape(indices, [count]), self.shape[0], wraps=False)
+    rows = take_rows(self, at, 0)
+    wide = cast(rows, accumulator(rows.dtype))
+    norm = cast(cast(norm_axes(wide, norm_type, [1]), rows.dtype), DType.float64)
+    limit, little = (constant(v, DType.float64, self.device) for v in (max_norm, 1e-7))
+    scaled = cast(wide * cast(limit / (norm + little), wide.dtype), rows.dtype)
+    long = broadcast_to(ops.greater(norm, limit), rows.shape)
+    return write_rows(self, 1, at, ops.where(long, scaled, rows), "set")
 
 
 # embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx,

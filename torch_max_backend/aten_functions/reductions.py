@@ -348,6 +348,20 @@ def logsumexp(self: TensorValue, dim: Sequence[int], keepdim: bool = False) -> T
     return _finish(ops.log(sum_axes(exp(x - shift), axes)) + shift)
 
 
+def norm_axes(x: TensorValue, ord: float, axes: Sequence[int]) -> TensorValue:
+    """The vector norm over ``axes``, which become size 1, in the dtype of ``x``."""
+    if ord == 0:
+        return reduce_axes(cast(truth(x), x.dtype), axes, ops.sum)
+    size = ops.abs(x)
+    if math.isinf(ord):
+        return extreme_axes(size, axes, largest if ord > 0 else smallest)
+    if ord == 1:
+        return reduce_axes(size, axes, ops.sum)
+    if ord == 2:
+        return ops.sqrt(reduce_axes(x * x, axes, ops.sum))
+    return power(reduce_axes(power(size, ord), axes, ops.sum), 1 / ord)
+
+
 # linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None)
 #     -> Tensor
 @map_to(aten.linalg_vector_norm.default)
@@ -360,17 +374,7 @@ def linalg_vector_norm(
 ) -> TensorValue:
     x = self if dtype is None else cast(self, max_dtype(dtype))
     x = cast(x, accumulator(x.dtype))
-    axes = _axes(dim, x)
-    if ord == 0:
-        return _finish(reduce_axes(cast(truth(x), x.dtype), axes, ops.sum))
-    size = ops.abs(x)
-    if math.isinf(ord):
-        return _finish(extreme_axes(size, axes, largest if ord > 0 else smallest))
-    if ord == 1:
-        return _finish(reduce_axes(size, axes, ops.sum))
-    if ord == 2:
-        return _finish(ops.sqrt(reduce_axes(x * x, axes, ops.sum)))
-    return _finish(power(reduce_axes(power(size, ord), axes, ops.sum), 1 / ord))
+    return _finish(norm_axes(x, ord, _axes(dim, x)))
 
 
 # dist(Tensor self, Tensor other, Scalar p=2) -> Tensor

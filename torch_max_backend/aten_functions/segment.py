@@ -20,6 +20,7 @@ from torch_max_backend.aten_functions.common import (
     static,
 )
 from torch_max_backend.aten_functions.context import out_shape
+from torch_max_backend.aten_functions.reductions import at_least_1d
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.windows import cut_axis
 from torch_max_backend.errors import Unsupported
@@ -77,7 +78,7 @@ def hash_tensor(self: TensorValue, dim: Sequence[int] = (), keepdim: bool = Fals
     shape = out_shape()
     if any(static(d) == 0 for d in [*shape, *self.shape]):
         return full(0, shape, DType.uint64, self.device)
-    x = cast(self, DType.uint8) if self.dtype == DType.bool else self
+    x = at_least_1d(cast(self, DType.uint8) if self.dtype == DType.bool else self)
     axes = axes_of(dim, x.rank)
     kept = [i for i in range(x.rank) if i not in axes]
     moved = permute(x, [*kept, *axes])

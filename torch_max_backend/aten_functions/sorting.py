@@ -27,9 +27,9 @@ from torch_max_backend.aten_functions.common import (
     tensor,
 )
 from torch_max_backend.aten_functions.context import out_dtype, out_shape
+from torch_max_backend.aten_functions.indices import checked, positions_along
 from torch_max_backend.aten_functions.reductions import at_least_1d, extreme_axes, largest, smallest
 from torch_max_backend.aten_functions.registry import aten, keep_as_island, map_to
-from torch_max_backend.errors import Unsupported
 
 # Integers of the width of a float; their order is that of the float once the kernel has fixed the sign.
 _KEYS = {
@@ -210,7 +210,7 @@ def _as_tensor(value: TensorValue | bool | int | float, like: TensorValue) -> Te
 #     Tensor? sorter=None) -> Tensor
 # searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False, str? side=None,
 #     Tensor? sorter=None) -> Tensor
-@map_to(aten.searchsorted.Tensor, aten.searchsorted.Scalar, how="mojo", limits="without sorter")
+@map_to(aten.searchsorted.Tensor, aten.searchsorted.Scalar, how="mojo")
 def searchsorted(
     sorted_sequence: TensorValue,
     self: TensorValue | bool | int | float,
@@ -219,8 +219,10 @@ def searchsorted(
     side: str | None = None,
     sorter: TensorValue | None = None,
 ) -> TensorValue:
-    if sorter is not None:
-        raise Unsupported("searchsorted takes a sequence that is sorted already, got a sorter")
+    if sorter is not None and all(static(d) != 0 for d in sorter.shape):
+        size = sorted_sequence.shape[-1]
+        order = positions_along(sorted_sequence, sorter.rank - 1, checked(sorter, size, wraps=False))
+        sorted_sequence = ops.gather(reshape(sorted_sequence, [numel(sorted_sequence.shape)]), order, 0)
     return _search(sorted_sequence, _as_tensor(self, sorted_sequence), right or side == "right")
 
 
