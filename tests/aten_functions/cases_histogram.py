@@ -54,5 +54,14 @@ CASES = [
     Case("by_edges_special", by_edges, (special(), EDGES, rand(16))),
     Case("range_special", lambda x: torch.histogram(x, 4, range=(-2.0, 2.0)), (special(),)),
     Case("of_points", of_points, (randn(60, 2), rand(60))),
+    Case(
+        "empty_density",
+        lambda x: (
+            *torch.histogram(x, 3, density=True),
+            *torch.histogram(x, 1, weight=x, density=True),
+            torch.histogramdd(x.view(0, 2), [2, 3], density=True)[0],
+        ),
+        (torch.zeros(0),),
+    ),
     Case("empty", lambda x: (*torch.histogram(x, 3), *torch.histogram(x, 3, range=(0.0, 2.0))), (torch.zeros(0),)),
 ]

@@ -204,6 +204,28 @@ def cumsums(x):
     return x.cumsum(-1), x.cumsum(0), torch.cumsum(x, 1, dtype=torch.float32)
 
 
+def of_broadcasts(size):
+    """Reductions of expanded tensors; with equal sizes a reduction of the wrong axis has the right shape."""
+
+    def reductions(*tensors):
+        results = []
+        for t in tensors:
+            wide = t.expand(*size)
+            results += [wide.sum(d) for d in range(3)] + [(wide * wide).amax(d) for d in range(3)]
+            results += [wide.argmin(1), wide.prod(2), wide.mean((1, 2)), wide.var(1), wide[:, 1:].sum(2)]
+            results += [torch.linalg.vector_norm(wide, 2, [1], True), wide.mT.sum(1), wide.cumsum(1), wide.softmax(1)]
+        first = tensors[0]  # expanded without a word
+        ones, zeros = torch.ones(size[0], 1, 1), torch.zeros(size[0], 1, 1)
+        return *results, (first * ones).amax(1), (first + zeros).sum(2), torch.where(ones > 0, first, zeros).mean(1)
+
+    return reductions
+
+
+def of_symbolic_broadcasts(a, b):
+    wide, inner = a.expand(b.shape[0], -1, -1), b.expand(-1, a.shape[1], -1)
+    return wide.sum(1), wide.amax(2), (wide * wide).mean(1), inner.sum(2), inner.amin(2), (wide * inner).sum(1)
+
+
 def dynamic_reductions(x):
     return (
         x.sum(1),
@@ -229,6 +251,8 @@ CASES = [
     Case("moments_f32", moments, (randn(3, 5, 7),)),
     Case("specials_rows", specials, (ROWS,)),
     Case("sums_bf16", sums, (randn(3, 5, 7, dtype=BF16),), atol=1e-2, why="eager rounds in another order"),
+    Case("of_broadcasts_square", of_broadcasts((3, 3, 3)), (randn(1, 3, 3), randn(3, 1, 3), randn(1, 1, 3))),
+    Case("of_broadcasts", of_broadcasts((2, 3, 4)), (randn(1, 3, 4), randn(2, 1, 4), randn(2, 3, 1), randn(1, 3, 1))),
     Case("sum_long_rows", lambda x: (x.sum(1), x.sum(0), x.mean(1)), (rand(4, 20000),)),
     Case("sum_long_rows_bf16", lambda x: (x.sum(1), x.mean(1)), (rand(4, 20000, dtype=BF16),)),
     Case("integer_sums_i64", integer_sums, (ints(3, 4),)),
@@ -274,5 +298,12 @@ CASES = [
     Case("cumsum_i32", lambda x: (x.cumsum(1), x.cumsum(0)), (ints(4, 9, dtype=torch.int32),)),
     Case("cumsum_bool", lambda x: (x.cumsum(1), x.cumsum(0), torch.cumsum(x, 0, dtype=torch.int32)), (bools(4, 9),)),
     Case("cumsum_special", lambda x: (x.cumsum(0), x.cumsum(1)), (ROWS,)),
+    Case(
+        "of_symbolic_broadcasts",
+        of_symbolic_broadcasts,
+        (randn(1, 3, 4), randn(3, 1, 4)),
+        dynamic=True,
+        second=(randn(1, 5, 5), randn(5, 1, 5)),
+    ),
     Case("dynamic", dynamic_reductions, (randn(3, 4, 5),), dynamic=True, second=(randn(2, 6, 7),)),
 ]

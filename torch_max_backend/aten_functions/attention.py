@@ -11,6 +11,7 @@ import math
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorType, TensorValue, ops
 
+from torch_max_backend.aten_functions.along import largest, sum_along
 from torch_max_backend.aten_functions.common import (
     broadcast_to,
     cast,
@@ -105,10 +106,10 @@ def _attend(
     scores = _scores(query, key, biases, scale)
     dtype, device = scores.dtype, scores.device
     zero, one = constant(0, dtype, device), constant(1, dtype, device)
-    top = ops.max(scores, axis=-1)
+    top = largest(scores, -1)
     top = ops.where(ops.equal(top, constant(-INF, dtype, device)), zero, top)
     weights = ops.exp(ops.sub(scores, top))
-    total = ops.sum(weights, axis=-1)
+    total = sum_along(weights, axis=-1)
     nothing = ops.equal(total, zero)
     total = ops.where(nothing, one, total)
     out = ops.div(_weighted(weights, value), total)
@@ -136,7 +137,7 @@ def _attends(mask: TensorValue) -> TensorValue:
     """Which rows of a mask attend to anything: torch gives 0 for the others, MAX's fused kernel NaN."""
     dtype = DType.float32
     seen = ops.not_equal(mask, constant(-INF, mask.dtype, mask.device))
-    return ops.greater(ops.max(cast(seen, dtype), axis=-1), constant(0, dtype, mask.device))
+    return ops.greater(largest(cast(seen, dtype), -1), constant(0, dtype, mask.device))
 
 
 def _suits_flash_cpu(query: TensorValue, key: TensorValue, value: TensorValue, biases: list[TensorValue]) -> bool:
@@ -217,7 +218,7 @@ def _gradients(
     shape = [query.shape[0], query.shape[1], query.shape[2], key.shape[2]]
     grad_value = product(permute(_grouped(weights, value), [0, 2, 1]), _grouped(g, value))
     grad_weights = reshape(product(_grouped(g, value), permute(cast(_flat(value), wide), [0, 2, 1])), shape)
-    grad_scores = ops.mul(weights, ops.sub(grad_weights, ops.sum(ops.mul(g, o), axis=-1)))
+    grad_scores = ops.mul(weights, ops.sub(grad_weights, sum_along(ops.mul(g, o), axis=-1)))
     scaled = ops.mul(grad_scores, _scale(query, scale, wide))
     grad_query = product(_grouped(scaled, key), cast(_flat(key), wide))
     grad_key = product(permute(_grouped(scaled, key), [0, 2, 1]), cast(_grouped(query, key), wide))

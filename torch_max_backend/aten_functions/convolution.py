@@ -19,6 +19,7 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 from max.graph.type import FilterLayout
 
+from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, numel, permute, reshape, static
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
@@ -286,7 +287,7 @@ def convolution_backward(
         results[1] = _weight_gradient(x, g, w, window) if transposed else _weight_gradient(g, x, w, window)
     if wanted[2]:
         rows = reshape(permute(g, [1, 0, *range(2, g.rank)]), [g.shape[1], g.shape[0] * numel(g.shape[2:])])
-        results[2] = reshape(ops.sum(cast(rows, accumulator(rows.dtype)), axis=1), [g.shape[1]])
+        results[2] = reshape(sum_along(cast(rows, accumulator(rows.dtype)), axis=1), [g.shape[1]])
     return [None if r is None else cast(r, out_dtype(i)) for i, r in enumerate(results)]
 
 
@@ -305,7 +306,7 @@ def _weight_gradient(small: TensorValue, image: TensorValue, weight: TensorValue
     columns = reshape(columns, [groups, channels * _times(kernel), positions])
     if static(channels) == 1 and static(features) == 1 and groups > 1:
         # Depthwise: a product would have one row.
-        return reshape(ops.sum(ops.mul(columns, rows), axis=2), weight.shape)
+        return reshape(sum_along(ops.mul(columns, rows), axis=2), weight.shape)
     if groups == 1:
         return reshape(product(ops.squeeze(rows, 0), permute(ops.squeeze(columns, 0), [1, 0])), weight.shape)
     return reshape(product(rows, permute(columns, [0, 2, 1])), weight.shape)

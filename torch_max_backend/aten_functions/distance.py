@@ -12,6 +12,7 @@ from collections.abc import Callable
 from max.dtype import DType
 from max.graph import TensorValue, ops
 
+from torch_max_backend.aten_functions.along import largest, sum_along
 from torch_max_backend.aten_functions.common import (
     broadcast_shape,
     broadcast_to,
@@ -25,7 +26,7 @@ from torch_max_backend.aten_functions.common import (
 from torch_max_backend.aten_functions.context import out_shape
 from torch_max_backend.aten_functions.elementary import pow_float
 from torch_max_backend.aten_functions.matmul import product
-from torch_max_backend.aten_functions.reductions import extreme_axes, largest
+from torch_max_backend.aten_functions.reductions import extreme_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.errors import NeedsStatic, Unsupported
 
@@ -57,7 +58,7 @@ def _norm(difference: TensorValue, p: float, skip_nan: bool) -> TensorValue:
         part = ops.mul(difference, difference)
     else:
         part = size if p == 1 else pow_float(size, constant(p, DType.float64, size.device))
-    total = ops.squeeze(ops.sum(part, axis), axis)
+    total = ops.squeeze(sum_along(part, axis), axis)
     if p == 2:
         return ops.sqrt(total)
     return total if p in (0, 1) else pow_float(total, constant(1 / p, DType.float64, size.device))
@@ -108,7 +109,7 @@ def _by_product(x1: TensorValue, x2: TensorValue) -> TensorValue:
     """Euclidean distances as torch computes them from squares of lengths and one matrix product."""
 
     def extended(x: TensorValue, factor: float, lengths_first: bool) -> TensorValue:
-        lengths = ops.sum(ops.mul(x, x), 2)
+        lengths = sum_along(ops.mul(x, x), 2)
         ends = [lengths, full(1, lengths.shape, x.dtype, x.device)]
         scaled = x if factor == 1 else ops.mul(x, _number(factor, x))
         return ops.concat([scaled, *(ends if lengths_first else reversed(ends))], 2)
@@ -160,7 +161,7 @@ def _cdist_backward(
     grad, distance = (
         broadcast_to(reshape(v, [*difference.shape[:3], 1]), difference.shape) for v in (grad_output, cdist)
     )
-    return reshape(ops.sum(ops.mul(_slope(difference, distance, p), grad), 2), shape)
+    return reshape(sum_along(ops.mul(_slope(difference, distance, p), grad), 2), shape)
 
 
 # -- one set of rows ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ outside of all bins, and NaN, are counted in a bin of their own that is cut off.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 
@@ -13,9 +14,10 @@ import numpy as np
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
+from torch_max_backend.aten_functions.along import largest, smallest, sum_along
 from torch_max_backend.aten_functions.common import cast, constant, full, iota, known, mojo_op, numel, reshape, static
 from torch_max_backend.aten_functions.indices import write_rows
-from torch_max_backend.aten_functions.reductions import extreme_axes, largest, smallest
+from torch_max_backend.aten_functions.reductions import extreme_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.windows import cut_axis
 from torch_max_backend.errors import Unsupported
@@ -94,8 +96,10 @@ def _counted(
         ones = full(1, [points], first.dtype, first.device) if weight is None else reshape(weight, [points])
         base = full(0, [total + 1], first.dtype, first.device)
         hist = cut_axis(write_rows(base, 1, place, ones, "sum"), 0, 0, total)
-    if density:
-        hist = ops.div(hist, ops.sum(hist, 0))
+    if density and static(points) == 0:  # MAX folds 0 / 0 to 0
+        hist = full(math.nan, [total], first.dtype, first.device)
+    elif density:
+        hist = ops.div(hist, sum_along(hist, 0))
     hist = reshape(hist, sizes)
     for i, e in enumerate(edges if density else ()):
         length = ops.sub(cut_axis(e, 0, 1, sizes[i]), cut_axis(e, 0, 0, sizes[i]))

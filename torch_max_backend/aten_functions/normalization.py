@@ -11,16 +11,11 @@ from collections.abc import Sequence
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
+from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import axis_of, cast, constant, full, known, numel, reshape
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
-from torch_max_backend.aten_functions.reductions import (
-    count,
-    mean_axes,
-    moments,
-    reduce_axes,
-    sum_axes,
-)
+from torch_max_backend.aten_functions.reductions import count, mean_axes, moments, reduce_axes, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 
 
@@ -392,5 +387,5 @@ def _weight_norm_interface_backward(
     dtype = accumulator(saved_v.dtype)
     grad, v, g, norm = (cast(t, dtype) for t in (grad_w, saved_v, saved_g, saved_norms))
     kept = axis_of(dim, v.rank)
-    along = reduce_axes(grad * v, [a for a in range(v.rank) if a != kept], ops.sum) / norm
+    along = reduce_axes(grad * v, [a for a in range(v.rank) if a != kept], sum_along) / norm
     return _finish_all([(grad - v * (along / norm)) * (g / norm), along])

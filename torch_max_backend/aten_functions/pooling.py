@@ -10,6 +10,7 @@ import numpy as np
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
+from torch_max_backend.aten_functions.along import mean_along
 from torch_max_backend.aten_functions.common import (
     broadcast_to,
     cast,
@@ -415,7 +416,7 @@ def _adaptive_avg(x: TensorValue, spatial: int) -> TensorValue:
             assert total is not None
             y = ops.div(total, along(length, y, axis, y.dtype))
         elif tile is None:
-            y = ops.mean(y, axis=axis)
+            y = mean_along(y, axis=axis)
         elif tile > 1:
             y = ops.div(fold_axis(y, axis, tile), constant(tile, y.dtype, y.device))
     return cast(reshape(y, shape), x.dtype)

@@ -8,6 +8,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions import elementary
+from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import broadcast_to, cast, constant, mojo_op, numel, reshape
 from torch_max_backend.aten_functions.context import out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import Operand
@@ -167,7 +168,7 @@ def _by_tensor(operation: str, x: TensorValue, y: TensorValue) -> TensorValue:
     zeros = constant(0, DType.int32, y.device)
     if y.device == DeviceRef.CPU():
         flat = reshape(cast(ops.equal(y, number(0, y)), DType.int32), [numel(y.shape)])
-        zeros = ops.sum(flat, axis=0)
+        zeros = sum_along(flat, axis=0)
     shape = out_shape()
     values = [broadcast_to(x, shape), broadcast_to(y, shape), ops.reshape(zeros, [1])]
     return mojo_op("tmb_integer_divide", values, [(x.dtype, shape)], {"operation": operation})[0]

@@ -15,6 +15,7 @@ import torch
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
+from torch_max_backend.aten_functions.along import largest, prod_along, smallest, sum_along
 from torch_max_backend.aten_functions.common import (
     axes_of,
     axis_of,
@@ -37,16 +38,6 @@ Reducer = Callable[[TensorValue, int], TensorValue]
 
 
 # -- shared by the family --------------------------------------------------------------------------------------------
-def largest(x: TensorValue, axis: int) -> TensorValue:
-    """The maximum along ``axis``, NaN skipped. (``ops.max`` takes a second operand where the axis would be.)"""
-    return ops.max(x, axis=axis)
-
-
-def smallest(x: TensorValue, axis: int) -> TensorValue:
-    """The minimum along ``axis``, NaN skipped."""
-    return ops.min(x, axis=axis)
-
-
 def reduce_axes(x: TensorValue, axes: Sequence[int], reducer: Reducer) -> TensorValue:
     """``x`` reduced over ``axes`` (sorted, non-negative), which stay with size 1.
 
@@ -74,7 +65,7 @@ def _neighbours(axes: Sequence[int]) -> list[list[int]]:
 
 def sum_axes(x: TensorValue, axes: Sequence[int]) -> TensorValue:
     """The sum over ``axes``, kept with size 1, in the accumulator of x's dtype."""
-    return reduce_axes(cast(x, accumulator(x.dtype)), axes, ops.sum)
+    return reduce_axes(cast(x, accumulator(x.dtype)), axes, sum_along)
 
 
 def mean_axes(x: TensorValue, axes: Sequence[int]) -> TensorValue:
@@ -125,7 +116,7 @@ def extreme_axes(x: TensorValue, axes: Sequence[int], reducer: Reducer) -> Tenso
         constant(v, x.dtype, x.device) for v in (sign * finite, sign * math.inf, math.nan, 0, 1)
     )
     marks = ops.where(ops.is_nan(x), nan, ops.where(ops.equal(x, bound), one, zero))
-    marked = reduce_axes(marks, axes, ops.sum)
+    marked = reduce_axes(marks, axes, sum_along)
     left_over = ops.logical_and(ops.equal(plain, bound), ops.equal(marked, zero))
     return ops.where(ops.is_nan(marked), nan, ops.where(left_over, beyond, plain))
 
@@ -193,7 +184,7 @@ def prod(
     self: TensorValue, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> TensorValue:
     x = cast(self, accumulator(out_dtype()))
-    return _finish(reduce_axes(x, _axes(dim, self), ops.prod))
+    return _finish(reduce_axes(x, _axes(dim, self), prod_along))
 
 
 # -- extremes --------------------------------------------------------------------------------------------------------
@@ -351,15 +342,15 @@ def logsumexp(self: TensorValue, dim: Sequence[int], keepdim: bool = False) -> T
 def norm_axes(x: TensorValue, ord: float, axes: Sequence[int]) -> TensorValue:
     """The vector norm over ``axes``, which become size 1, in the dtype of ``x``."""
     if ord == 0:
-        return reduce_axes(cast(truth(x), x.dtype), axes, ops.sum)
+        return reduce_axes(cast(truth(x), x.dtype), axes, sum_along)
     size = ops.abs(x)
     if math.isinf(ord):
         return extreme_axes(size, axes, largest if ord > 0 else smallest)
     if ord == 1:
-        return reduce_axes(size, axes, ops.sum)
+        return reduce_axes(size, axes, sum_along)
     if ord == 2:
-        return ops.sqrt(reduce_axes(x * x, axes, ops.sum))
-    return power(reduce_axes(power(size, ord), axes, ops.sum), 1 / ord)
+        return ops.sqrt(reduce_axes(x * x, axes, sum_along))
+    return power(reduce_axes(power(size, ord), axes, sum_along), 1 / ord)
 
 
 # linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None)

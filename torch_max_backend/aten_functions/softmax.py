@@ -9,6 +9,7 @@ import torch
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
+from torch_max_backend.aten_functions.along import largest, sum_along
 from torch_max_backend.aten_functions.common import (
     axis_of,
     broadcast_to,
@@ -23,7 +24,7 @@ from torch_max_backend.aten_functions.common import (
 from torch_max_backend.aten_functions.context import out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.elementary import exp
-from torch_max_backend.aten_functions.reductions import at_least_1d, largest, sum_axes
+from torch_max_backend.aten_functions.reductions import at_least_1d, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.errors import Unsupported
 
@@ -32,7 +33,7 @@ from torch_max_backend.errors import Unsupported
 def _poison(x: TensorValue, axis: int) -> TensorValue:
     """0 per row, but NaN where a row holds NaN or +inf: MAX's fused softmax kernels give finite values there."""
     zero, inf, nan = (constant(v, x.dtype, x.device) for v in (0.0, math.inf, math.nan))
-    return ops.sum(ops.where(ops.greater(inf, x), zero, nan), axis)
+    return sum_along(ops.where(ops.greater(inf, x), zero, nan), axis)
 
 
 def _shifted(x: TensorValue, axis: int) -> tuple[TensorValue, TensorValue]:
@@ -59,14 +60,14 @@ def _softmax_along(x: TensorValue, axis: int) -> TensorValue:
     if _has_kernel(x, axis):
         return ops.softmax(x) + _poison(x, axis)
     exponential = _shifted(x, axis)[1]
-    return exponential / ops.sum(exponential, axis)
+    return exponential / sum_along(exponential, axis)
 
 
 def _log_softmax_along(x: TensorValue, axis: int) -> TensorValue:
     if _has_kernel(x, axis):
         return ops.logsoftmax(x) + _poison(x, axis)
     distance, exponential = _shifted(x, axis)
-    return distance - ops.log(ops.sum(exponential, axis))
+    return distance - ops.log(sum_along(exponential, axis))
 
 
 def _along(
@@ -100,7 +101,7 @@ def _safe_softmax_along(x: TensorValue, axis: int) -> TensorValue:
     """Softmax that is 0 where a row is -inf throughout; one sum of marks finds those rows and the ones with NaN."""
     inf, masked, nan, zero, one = (constant(v, x.dtype, x.device) for v in (math.inf, -math.inf, math.nan, 0.0, 1.0))
     marks = ops.where(ops.greater(inf, x), ops.where(ops.equal(x, masked), zero, one), nan)
-    marked = ops.sum(marks, axis)
+    marked = sum_along(marks, axis)
     y = ops.softmax(x) if _has_kernel(x, axis) else cast(_softmax_along(x, axis), x.dtype)
     return ops.where(ops.is_nan(marked), nan, ops.where(ops.equal(marked, zero), zero, y))
 
@@ -112,7 +113,7 @@ def _softmax_backward_data(
 ) -> TensorValue:
     grad, y = (at_least_1d(cast(v, accumulator(v.dtype))) for v in (grad_output, output))
     product = grad * y
-    result = product - y * ops.sum(product, axis_of(dim, y.rank))
+    result = product - y * sum_along(product, axis_of(dim, y.rank))
     return reshape(cast(result, out_dtype()), out_shape())
 
 
@@ -122,7 +123,7 @@ def _log_softmax_backward_data(
     grad_output: TensorValue, output: TensorValue, dim: int, input_dtype: torch.dtype
 ) -> TensorValue:
     grad, y = (at_least_1d(cast(v, accumulator(v.dtype))) for v in (grad_output, output))
-    result = grad - exp(y) * ops.sum(grad, axis_of(dim, y.rank))
+    result = grad - exp(y) * sum_along(grad, axis_of(dim, y.rank))
     return reshape(cast(result, out_dtype()), out_shape())
 
 

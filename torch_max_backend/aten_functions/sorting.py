@@ -12,6 +12,7 @@ import torch
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
+from torch_max_backend.aten_functions.along import largest, smallest, sum_along
 from torch_max_backend.aten_functions.common import (
     axis_of,
     cast,
@@ -28,7 +29,7 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import out_dtype, out_shape
 from torch_max_backend.aten_functions.indices import checked, positions_along
-from torch_max_backend.aten_functions.reductions import at_least_1d, extreme_axes, largest, smallest
+from torch_max_backend.aten_functions.reductions import at_least_1d, extreme_axes
 from torch_max_backend.aten_functions.registry import aten, keep_as_island, map_to
 
 # Integers of the width of a float; their order is that of the float once the kernel has fixed the sign.
@@ -130,7 +131,7 @@ def _median_place(values: TensorValue, skip_nan: bool) -> TensorValue:
     one, zero, two = (constant(v, DType.int64, values.device) for v in (1, 0, 2))
     if not values.dtype.is_float():
         return reshape((size - one) // two, [1, 1])
-    nans = ops.sum(cast(ops.is_nan(values), DType.int64), 1)
+    nans = sum_along(cast(ops.is_nan(values), DType.int64), 1)
     if skip_nan:
         return ops.max(size - nans - one, zero) // two
     return ops.where(nans > zero, size - nans, (size - one) // two)
@@ -139,7 +140,7 @@ def _median_place(values: TensorValue, skip_nan: bool) -> TensorValue:
 def _at(rows: TensorValue, place: TensorValue) -> TensorValue:
     """The element of every row that stands at ``place`` (``[rows, 1]`` or ``[1, 1]``)."""
     here = ops.equal(reshape(iota(rows.shape[1], DType.int64, rows.device), [1, rows.shape[1]]), place)
-    return ops.sum(ops.where(here, rows, constant(0, rows.dtype, rows.device)), 1)
+    return sum_along(ops.where(here, rows, constant(0, rows.dtype, rows.device)), 1)
 
 
 def _median_of_rows(rows: TensorValue, skip_nan: bool) -> Pair:
@@ -254,7 +255,7 @@ def histc(self: TensorValue, bins: int = 100, min: float = 0, max: float = 0) ->
     inside = ops.logical_and(ops.greater_equal(x, low), ops.greater_equal(high, x))
     place = ops.where(inside, place, constant(-1, x.dtype, x.device))
     numbers = reshape(iota(bins, x.dtype, x.device), [bins, 1])
-    hits = ops.sum(cast(ops.equal(place, numbers), DType.int64), 1)
+    hits = sum_along(cast(ops.equal(place, numbers), DType.int64), 1)
     return reshape(cast(hits, out_dtype()) + cast((high - low) * zero, out_dtype()), out_shape())
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
+from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import (
     axis_of,
     broadcast_shape,
@@ -66,7 +67,7 @@ def _trilinear(
         order = sorted(range(len(kept)), key=(batch + own).__getitem__)
         return cast(reshape(permute(rows, order), out_shape()), out_dtype())
     wide = [broadcast_to(v, shape) for v in values]
-    total = reduce_axes(ops.mul(ops.mul(wide[0], wide[1]), wide[2]), summed, ops.sum)
+    total = reduce_axes(ops.mul(ops.mul(wide[0], wide[1]), wide[2]), summed, sum_along)
     return cast(reshape(total, out_shape()), out_dtype())
 
 

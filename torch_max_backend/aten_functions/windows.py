@@ -13,6 +13,7 @@ import numpy as np
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
+from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import broadcast_to, reshape, static
 
 Ints = Sequence[int]
@@ -73,7 +74,7 @@ def fold_axis(x: TensorValue, axis: int, times: int) -> TensorValue:
         return x
     shape = list(x.shape)
     groups = reshape(x, [*shape[:axis], shape[axis] // times, times, *shape[axis + 1 :]])
-    return reshape(ops.sum(groups, axis=axis + 1), [*shape[:axis], shape[axis] // times, *shape[axis + 1 :]])
+    return reshape(sum_along(groups, axis=axis + 1), [*shape[:axis], shape[axis] // times, *shape[axis + 1 :]])
 
 
 def along(values: np.ndarray, x: TensorValue, axis: int, dtype: DType) -> TensorValue:

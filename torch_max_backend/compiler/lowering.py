@@ -11,6 +11,7 @@ from max.dtype import DType
 from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, Module, StaticDim, TensorType, TensorValue, ops
 from torch import fx
 
+from torch_max_backend.aten_functions.broadcasts import COMBINING, operands_of, shape_of
 from torch_max_backend.aten_functions.common import materialized, permute
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.dtypes import max_dtype
@@ -221,16 +222,6 @@ def broadcast_results(region: Region) -> set[fx.Node]:
     return written
 
 
-COMBINING = frozenset(
-    f"{name}Op"
-    for name in (
-        *("Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow", "Max", "Min", "And", "Or", "Xor", "Select"),
-        *("Equal", "NotEqual", "Greater", "GreaterEqual", "BroadcastTo"),
-    )
-)
-"""MAX graph ops that broadcast their operands."""
-
-
 def second_broadcast(results: list[TensorValue], known: set[Any]) -> list[Dim]:
     """The symbolic sizes of a value, among those that ``results`` are computed from, that is broadcast again.
 
@@ -245,20 +236,19 @@ def second_broadcast(results: list[TensorValue], known: set[Any]) -> list[Dim]:
         if value in known or value in spread:
             return spread.get(value, False)
         spread[value] = False
-        operation = value.owner
-        operands = [getattr(o, "value", o) for o in getattr(operation, "operands", [])]
-        shape = _shape_of(value)
+        operation, operands = value.owner, operands_of(value)
+        shape = shape_of(value)
         wide = [(o, visit(o)) for o in operands]
         if type(operation).__name__ in COMBINING and shape is not None:
             for operand, is_spread in wide:
-                other = _shape_of(operand)
+                other = shape_of(operand)
                 if other is None or other == shape or all(d == 1 for d in other):
                     continue
                 spread[value] = True
                 if is_spread:
                     found.extend(d for d in shape if not isinstance(d, StaticDim))
-            spread[value] = spread[value] or any(s for o, s in wide if _shape_of(o) == shape)
-        elif len(wide) == 1 and (_shape_of(operands[0]) == shape or _moves(operation)):
+            spread[value] = spread[value] or any(s for o, s in wide if shape_of(o) == shape)
+        elif len(wide) == 1 and (shape_of(operands[0]) == shape or _moves(operation)):
             spread[value] = wide[0][1]
         return spread[value]
 
@@ -270,13 +260,6 @@ def second_broadcast(results: list[TensorValue], known: set[Any]) -> list[Dim]:
 def _moves(operation: Any) -> bool:
     """Whether the op only moves or renames its operand, so that MAX fuses it."""
     return any(word in type(operation).__name__ for word in ("Reshape", "queeze", "Rebind", "Transpose", "Slice"))
-
-
-def _shape_of(value: Any) -> list[Dim] | None:
-    try:
-        return list(TensorValue(value).shape)
-    except (AssertionError, TypeError, ValueError):  # not a tensor: a chain, on a GPU
-        return None
 
 
 def _values_in(value: Any) -> list[TensorValue]:
