@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from torch_max_backend import reports
+from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.compiler.compile import put_off
 from torch_max_backend.diagnostics import report
 from torch_max_backend.graph.partition import Plan, _Cut
+from torch_max_backend.graph.rewrites import split_dropout
 
 
 def update(tensors: list[torch.Tensor], state: list[torch.Tensor], steps: int) -> torch.Tensor:
@@ -60,3 +62,15 @@ def test_random_numbers_do_not_split_a_region(monkeypatch: pytest.MonkeyPatch) -
     with put_off():  # nothing of it depends on the compiler
         torch.compile(function, backend="max_backend", options={"fallback": "error"})(x).sum().backward()
     assert [len(plan.regions) for plan in plans] == [1, 1]
+
+
+def test_a_lowering_of_dropout_is_left_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropout = torch.ops.aten.native_dropout.default
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(dropout, (graph.placeholder("x"), 0.5, True)))
+    gm = torch.fx.GraphModule({}, graph)
+    with pytest.raises(KeyError):  # without one it looks at the node's value, and there is none
+        split_dropout(gm)
+    monkeypatch.setitem(aten_functions.lowerings, dropout, aten_functions.lowerings[torch.ops.aten.exp.default])
+    split_dropout(gm)
+    assert len(gm.graph.find_nodes(op="call_function", target=dropout)) == 1

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.graph.folding import fold_constants
 from torch_max_backend.graph.tensors import order_of, tensors_of, value_of
 
@@ -25,8 +26,10 @@ def split_dropout(gm: fx.GraphModule) -> None:
     """Draw a dropout's mask by itself, so that only the draw is torch's, and reads no more than a shape.
 
     On a CPU ``native_dropout`` is ``bernoulli_(1 - p)``, in the order of the memory, and two products. (On a GPU it is
-    a kernel that draws in its own way.)
+    a kernel that draws in its own way.) A lowering that a user has registered for it is left its node.
     """
+    if aten_functions.get(aten.native_dropout.default) is not None:
+        return
     for node in list(gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default)):
         x, p, train = node.args
         like = node.meta["val"][1]
