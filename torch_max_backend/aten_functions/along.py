@@ -40,7 +40,7 @@ def _reduced(op: Callable[..., TensorValue], x: TensorValue, axis: int) -> Tenso
 
     MAX moves a reduction in front of a broadcast, and then reduces the wrong axis if a size of 1 before that axis was
     expanded: it fails to compile, or is silently wrong where sizes agree. It does not look through a reshape. That
-    costs a few percent, and is left out where ``x`` cannot be a broadcast.
+    made reductions of 512 rows up to a sixth slower on a CPU, and is left out where ``x`` cannot be a broadcast.
     """
     axis = axis_of(axis, x.rank)
     if axis == 0 or not may_be_broadcast(x):

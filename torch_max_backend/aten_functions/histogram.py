@@ -96,7 +96,7 @@ def _counted(
         ones = full(1, [points], first.dtype, first.device) if weight is None else reshape(weight, [points])
         base = full(0, [total + 1], first.dtype, first.device)
         hist = cut_axis(write_rows(base, 1, place, ones, "sum"), 0, 0, total)
-    if density and static(points) == 0:  # MAX folds 0 / 0 to 0
+    if density and static(points) == 0:  # where torch divides 0 by 0, MAX gave 0
         hist = full(math.nan, [total], first.dtype, first.device)
     elif density:
         hist = ops.div(hist, sum_along(hist, 0))
