@@ -4,11 +4,12 @@ import extensibility
 from extensibility import InputTensor, OutputTensor
 from max.algorithm import sync_parallelize
 from max.gpu.host import DeviceContext
-from std.math import ceildiv
+from std.math import ceildiv, sqrt
 from std.memory import stack_allocation
+from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from .gemm import FEW_TASK, TASKS, Matrices, Source, has_pairs, multiply_all, plus_product
+from .gemm import FEW_TASK, TASKS, Finish, Matrices, Source, has_pairs, multiply_all, plus_product
 
 comptime FEW_FILTERS = 4
 """With fewer filters for a channel, windows are not worth laying out."""
@@ -137,9 +138,44 @@ def copy_run[
         j += 1
 
 
+# -- what follows a convolution ----------------------------------------------------------------------------------------
+@fieldwise_init
+struct Epilogue[T: DType, of_scale: Origin, of_shift: Origin, of_addend: Origin, //](Finish):
+    """A scale and a shift for every filter, a tensor like the result to add, and bounds: what a plane becomes."""
+
+    var scale: Pointer[Scalar[Self.T], Self.of_scale]
+    var shift: Pointer[Scalar[Self.T], Self.of_shift]
+    var addend: Pointer[Scalar[Self.T], Self.of_addend]
+    var groups: Int
+    var features: Int
+    """Filters of a group."""
+    var pixels: Int
+    var scales: Bool
+    var adds: Bool
+    var low: Scalar[Self.T]
+    var high: Scalar[Self.T]
+
+    @always_inline
+    def apply[
+        W: DType, //, lanes: Int
+    ](self, totals: SIMD[W, lanes], item: Int, row: Int, column: Int) -> SIMD[W, lanes]:
+        var y = totals
+        if self.scales:
+            var feature = item % self.groups * self.features + row
+            var scale = SIMD[W, lanes](self.scale[unsafe_offset=feature].cast[W]())
+            y = plus_product(SIMD[W, lanes](self.shift[unsafe_offset=feature].cast[W]()), y, scale)
+        if self.adds:
+            var place = (item * self.features + row) * self.pixels + column
+            y += self.addend.unsafe_load[width=lanes](place).cast[W]()
+        var low = SIMD[W, lanes](self.low.cast[W]())
+        var high = SIMD[W, lanes](self.high.cast[W]())
+        y = y.lt(low).select(low, y)  # so that NaN stays
+        return y.gt(high).select(high, y)
+
+
 # -- few filters for a channel -----------------------------------------------------------------------------------------
 @fieldwise_init
-struct Planes[T: DType, of_result: Origin[mut=True], of_x: Origin, of_filters: Origin, //](
+struct Planes[T: DType, F: Finish, of_result: Origin[mut=True], of_x: Origin, of_filters: Origin, //](
     Deinitable, ImplicitlyCopyable
 ):
     """A convolution, one plane of the result at a time."""
@@ -147,6 +183,7 @@ struct Planes[T: DType, of_result: Origin[mut=True], of_x: Origin, of_filters: O
     var result: Pointer[Scalar[Self.T], Self.of_result]
     var image: Pointer[Scalar[Self.T], Self.of_x]
     var filters: Pointer[Scalar[Self.T], Self.of_filters]
+    var finish: Self.F
     var at: Window
     var features: Int
     """Filters of a group."""
@@ -174,6 +211,21 @@ struct Planes[T: DType, of_result: Origin[mut=True], of_x: Origin, of_filters: O
                     for tap in range(at.taps_w):
                         var factor = taps[unsafe_offset=i * at.taps_w + tap]
                         add_row(line, source, factor, tap * at.dilation_w - at.pad_w, at.stride_w, at.width, at.out_width)
+            self.finish_row(plane, row * at.out_width)
+
+    @always_inline
+    def finish_row(self, plane: Int, first: Int):
+        """Finish the row of the result whose first pixel is `first`."""
+        var line = self.result.unsafe_offset(plane * self.at.pixels() + first)
+        comptime most = simd_width_of[Self.T]()
+        var item = plane // self.features
+        var feature = plane % self.features
+        var j = 0
+        comptime for lanes in [most, 1]:
+            while j + lanes <= self.at.out_width:
+                var total = line.unsafe_load[width=lanes](j)
+                line.unsafe_store(j, self.finish.apply[lanes](total, item, feature, first + j))
+                j += lanes
 
     def compute_all(self, count: Int):
         """`count` planes, in tasks."""
@@ -219,10 +271,12 @@ def add_row[
 # -- the op ------------------------------------------------------------------------------------------------------------
 @extensibility.register("tmb_convolve")
 struct Convolve:
-    """`[N, C, D, H, W]` with filters `[F, C / groups, KD, KH, KW]`.
+    """`[N, C, D, H, W]` with filters `[F, C / groups, KD, KH, KW]`, and what follows: `clamp(norm(y + bias) + addend)`.
 
-    `geometry` has the strides, the paddings before and the dilations of D, H and W; what is needed behind the far ends
-    follows from the size of the result.
+    `numbers` has the strides, the paddings before and the dilations of D, H and W (what is needed behind the far ends
+    follows from the size of the result), and whether there are a bias, an inference batch norm, its weight, its bias,
+    and an addend; one without is any tensor. `bounds` has the least and the largest value of the result, and the batch
+    norm's epsilon.
     """
 
     @staticmethod
@@ -232,7 +286,14 @@ struct Convolve:
         result: OutputTensor[rank=5, ...],
         image: InputTensor[dtype=result.dtype, rank=5, ...],
         filters: InputTensor[dtype=result.dtype, rank=5, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
+        bias: InputTensor[dtype=result.dtype, rank=1, ...],
+        mean: InputTensor[dtype=result.dtype, rank=1, ...],
+        variance: InputTensor[dtype=result.dtype, rank=1, ...],
+        norm_weight: InputTensor[dtype=result.dtype, rank=1, ...],
+        norm_bias: InputTensor[dtype=result.dtype, rank=1, ...],
+        addend: InputTensor[dtype=result.dtype, rank=5, ...],
+        bounds: InputTensor[dtype=DType.float64, rank=1, ...],
+        numbers: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "cpu", "tmb_convolve runs on CPUs"
@@ -247,35 +308,95 @@ struct Convolve:
             filters.dim_size(2),
             filters.dim_size(3),
             filters.dim_size(4),
-            Int(geometry[0]),
-            Int(geometry[1]),
-            Int(geometry[2]),
-            Int(geometry[3]),
-            Int(geometry[4]),
-            Int(geometry[5]),
-            Int(geometry[6]),
-            Int(geometry[7]),
-            Int(geometry[8]),
+            Int(numbers[0]),
+            Int(numbers[1]),
+            Int(numbers[2]),
+            Int(numbers[3]),
+            Int(numbers[4]),
+            Int(numbers[5]),
+            Int(numbers[6]),
+            Int(numbers[7]),
+            Int(numbers[8]),
+        )
+        var count = result.dim_size(1)
+        var scale = unsafe_alloc[Scalar[result.dtype]](max(count, 1))
+        var shift = unsafe_alloc[Scalar[result.dtype]](max(count, 1))
+        set_scales(
+            scale,
+            shift,
+            count,
+            bias.unsafe_ptr(),
+            mean.unsafe_ptr(),
+            variance.unsafe_ptr(),
+            norm_weight.unsafe_ptr(),
+            norm_bias.unsafe_ptr(),
+            bounds[2],
+            numbers.unsafe_ptr().unsafe_offset(9),
         )
         var groups = image.dim_size(1) // max(at.channels, 1)
-        convolve(
-            result.unsafe_ptr(),
-            image.unsafe_ptr(),
-            filters.unsafe_ptr(),
-            at,
-            image.dim_size(0),
-            groups,
-            result.dim_size(1) // max(groups, 1),
+        var features = count // max(groups, 1)
+        var scales = Int(numbers[9]) + Int(numbers[10]) > 0
+        var low = bounds[0].cast[result.dtype]()
+        var high = bounds[1].cast[result.dtype]()
+        var adds = Int(numbers[13]) != 0
+        var finish = Epilogue(
+            scale, shift, addend.unsafe_ptr(), groups, features, at.pixels(), scales, adds, low, high
         )
+        var images = image.dim_size(0)
+        convolve(result.unsafe_ptr(), image.unsafe_ptr(), filters.unsafe_ptr(), finish, at, images, groups, features)
+        scale.unsafe_free()
+        shift.unsafe_free()
+
+
+@no_inline
+def set_scales[
+    T: DType,
+    of_scale: Origin[mut=True],
+    of_shift: Origin[mut=True],
+    of_bias: Origin,
+    of_mean: Origin,
+    of_variance: Origin,
+    of_norm_weight: Origin,
+    of_norm_bias: Origin,
+    of_has: Origin,
+    //,
+](
+    scale: Pointer[Scalar[T], of_scale],
+    shift: Pointer[Scalar[T], of_shift],
+    count: Int,
+    bias: Pointer[Scalar[T], of_bias],
+    mean: Pointer[Scalar[T], of_mean],
+    variance: Pointer[Scalar[T], of_variance],
+    norm_weight: Pointer[Scalar[T], of_norm_weight],
+    norm_bias: Pointer[Scalar[T], of_norm_bias],
+    epsilon: Float64,
+    has: Pointer[Scalar[DType.int64], of_has],
+):
+    """The bias and the batch norm as one multiplication and one sum for each filter; `has` says what there is."""
+    for i in range(count):
+        var factor = Scalar[T](1)
+        var term = Scalar[T](0)
+        if has[unsafe_offset=0] != 0:
+            term = bias[unsafe_offset=i]
+        if has[unsafe_offset=1] != 0:
+            factor = 1 / sqrt(variance[unsafe_offset=i] + epsilon.cast[T]())
+            if has[unsafe_offset=2] != 0:
+                factor *= norm_weight[unsafe_offset=i]
+            term = (term - mean[unsafe_offset=i]) * factor
+            if has[unsafe_offset=3] != 0:
+                term += norm_bias[unsafe_offset=i]
+        scale[unsafe_offset=i] = factor
+        shift[unsafe_offset=i] = term
 
 
 @no_inline
 def convolve[
-    T: DType, of_result: Origin[mut=True], of_x: Origin, of_filters: Origin, //
+    T: DType, F: Finish, of_result: Origin[mut=True], of_x: Origin, of_filters: Origin, //
 ](
     result: Pointer[Scalar[T], of_result],
     image: Pointer[Scalar[T], of_x],
     filters: Pointer[Scalar[T], of_filters],
+    finish: F,
     at: Window,
     images: Int,
     groups: Int,
@@ -287,10 +408,10 @@ def convolve[
     if pixels * images * groups * features == 0:
         return
     if features < FEW_FILTERS:
-        Planes(result, image, filters, at, features, groups).compute_all(images * groups * features)
+        Planes(result, image, filters, finish, at, features, groups).compute_all(images * groups * features)
     elif at.is_plain():
         var q = Matrices[T, False](image, at.size(), pixels)
-        multiply_all[False](result, pixels, filters, q, images * groups, groups, features, pixels, depth)
+        multiply_all[False](result, pixels, filters, q, finish, images * groups, groups, features, pixels, depth)
     else:
         var q = Windows[T](image, at)
-        multiply_all[False](result, pixels, filters, q, images * groups, groups, features, pixels, depth)
+        multiply_all[False](result, pixels, filters, q, finish, images * groups, groups, features, pixels, depth)

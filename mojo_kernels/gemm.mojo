@@ -91,6 +91,27 @@ trait Source(ImplicitlyCopyable, Deinitable):
         ...
 
 
+trait Finish(ImplicitlyCopyable, Deinitable):
+    """What becomes of the elements of a product before they are written."""
+
+    def apply[
+        W: DType, //, lanes: Int
+    ](self, totals: SIMD[W, lanes], item: Int, row: Int, column: Int) -> SIMD[W, lanes]:
+        """The elements of product `item` at (row, column) and behind it in the row."""
+        ...
+
+
+@fieldwise_init
+struct AsTheyAre(Finish):
+    """Sums are the result."""
+
+    @always_inline
+    def apply[
+        W: DType, //, lanes: Int
+    ](self, totals: SIMD[W, lanes], item: Int, row: Int, column: Int) -> SIMD[W, lanes]:
+        return totals
+
+
 # -- tiles -------------------------------------------------------------------------------------------------------------
 @no_inline
 def multiply_tile[
@@ -163,40 +184,54 @@ def add_pairs[
 
 @no_inline
 def store_tile[
-    W: DType, of_result: Origin[mut=True], of_sums: Origin, //, transposed: Bool, width: Int
+    W: DType, F: Finish, of_result: Origin[mut=True], of_sums: Origin, //, transposed: Bool, width: Int
 ](
     result: Pointer[Scalar[W], of_result],
     step: Int,
     sums: Pointer[Scalar[W], of_sums],
+    finish: F,
+    item: Int,
+    row: Int,
+    column: Int,
     rows: Int,
     columns: Int,
     adds: Bool,
+    is_last: Bool,
 ):
-    """Write a tile, or add it; transposed, its columns become rows of the result."""
+    """Write a tile at (row, column), or add it; transposed, its columns become rows of the result, and are not finished.
+    """
     comptime if transposed:
         for j in range(columns):
-            var row = result.unsafe_offset(j * step)
+            var line = result.unsafe_offset((column + j) * step + row)
             for i in range(rows):
                 var total = sums[unsafe_offset=i * width + j]
-                row[unsafe_offset=i] = row[unsafe_offset=i] + total if adds else total
+                line[unsafe_offset=i] = line[unsafe_offset=i] + total if adds else total
     else:
         comptime lanes = simd_width_of[W]()
         for i in range(rows):
-            var row = result.unsafe_offset(i * step)
+            var line = result.unsafe_offset((row + i) * step + column)
             var left = sums.unsafe_offset(i * width)
             var whole = columns // lanes * lanes
             for j in range(0, whole, lanes):
                 var total = left.unsafe_load[width=lanes](j)
-                row.unsafe_store(j, row.unsafe_load[width=lanes](j) + total if adds else total)
+                if adds:
+                    total += line.unsafe_load[width=lanes](j)
+                if is_last:
+                    total = finish.apply[lanes](total, item, row + i, column + j)
+                line.unsafe_store(j, total)
             for j in range(whole, columns):
                 var total = left[unsafe_offset=j]
-                row[unsafe_offset=j] = row[unsafe_offset=j] + total if adds else total
+                if adds:
+                    total += line[unsafe_offset=j]
+                if is_last:
+                    total = finish.apply[1](total, item, row + i, column + j)
+                line[unsafe_offset=j] = total
 
 
 # -- a task ------------------------------------------------------------------------------------------------------------
 @no_inline
 def multiply_block[
-    T: DType, W: DType, S: Source, of_result: Origin[mut=True], of_p: Origin, //, transposed: Bool
+    T: DType, W: DType, S: Source, F: Finish, of_result: Origin[mut=True], of_p: Origin, //, transposed: Bool
 ](
     result: Pointer[Scalar[W], of_result],
     step: Int,
@@ -204,13 +239,14 @@ def multiply_block[
     p_step: Int,
     depth: Int,
     q: S,
+    finish: F,
     item: Int,
     first_row: Int,
     last_row: Int,
     first_column: Int,
     last_column: Int,
 ):
-    """The rows and columns of a product that a task computes: `p` times `q`, or its transpose.
+    """The rows and columns of a product that a task computes: `p` times `q`, finished, or its transpose.
 
     Rows of the result are `step` apart, and rows of `p` `p_step`.
     """
@@ -237,9 +273,10 @@ def multiply_block[
                     for column in range(start, end, width):
                         var panel = panels.unsafe_offset((column - start) // width * panel_size)
                         multiply_tile[tall](sums, p.unsafe_offset(row * p_step + k), p_step, panel, inner)
-                        var place = column * step + row if transposed else row * step + column
+                        var wide = min(width, end - column)
+                        var is_last = k + inner == depth
                         store_tile[transposed, width](
-                            result.unsafe_offset(place), step, sums, tall, min(width, end - column), k > 0
+                            result, step, sums, finish, item, row, column, tall, wide, k > 0, is_last
                         )
                     row += tall
     panels.unsafe_free()
@@ -461,19 +498,20 @@ def spread(count: Int, rows: Int, columns: Int, depth: Int, width: Int) -> Tuple
 
 
 def multiply_all[
-    T: DType, W: DType, S: Source, of_result: Origin[mut=True], of_p: Origin, //, transposed: Bool
+    T: DType, W: DType, S: Source, F: Finish, of_result: Origin[mut=True], of_p: Origin, //, transposed: Bool
 ](
     result: Pointer[Scalar[W], of_result],
     step: Int,
     p: Pointer[Scalar[T], of_p],
     q: S,
+    finish: F,
     count: Int,
     period: Int,
     rows: Int,
     columns: Int,
     depth: Int,
 ):
-    """`count` products `p` `[rows, depth]` times `q` `[depth, columns]` one after the other, or their transposes.
+    """`count` products `p` `[rows, depth]` times `q` `[depth, columns]` one after the other, finished, or their transposes.
 
     The matrices `p` repeat with a `period`. Rows of the result are `step` apart.
     """
@@ -493,6 +531,7 @@ def multiply_all[
         var step,
         var p,
         var q,
+        var finish,
         var count,
         var period,
         var rows,
@@ -515,6 +554,7 @@ def multiply_all[
                 depth,
                 depth,
                 q,
+                finish,
                 item,
                 down * i // pieces_down * height,
                 min(down * (i + 1) // pieces_down * height, rows),

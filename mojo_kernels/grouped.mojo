@@ -13,7 +13,7 @@ from std.memory import bitcast, stack_allocation
 from std.sys.info import CompilationTarget, simd_width_of
 from std.utils.coord import Coord
 
-from .gemm import TASK, Matrices, has_pairs, multiply_block, plus_pairs, plus_product, sum_type
+from .gemm import TASK, AsTheyAre, Matrices, has_pairs, multiply_block, plus_pairs, plus_product, sum_type
 
 comptime WIDE = 64
 """Columns of a block."""
@@ -323,7 +323,9 @@ def multiply_runs[
                     last,
                 )
             else:
-                multiply_block[False](to, columns, left, depth, depth, matrices, group, 0, end - start, first, last)
+                multiply_block[False](
+                    to, columns, left, depth, depth, matrices, AsTheyAre(), group, 0, end - start, first, last
+                )
 
     sync_parallelize(multiply, tasks)
     _ = len(starts)
@@ -412,6 +414,7 @@ def multiply_pieces[
                 depth,
                 max(place(ends[unsafe_offset=group], depth) - start, 0),
                 q,
+                AsTheyAre(),
                 start,
                 0,
                 rows,

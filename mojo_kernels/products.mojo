@@ -4,7 +4,7 @@ import extensibility
 from extensibility import InputTensor, OutputTensor
 from max.gpu.host import DeviceContext
 
-from .gemm import FewRows, Matrices, multiply_all, sum_type
+from .gemm import AsTheyAre, FewRows, Matrices, multiply_all, sum_type
 
 comptime FEW = 8
 """Up to so many rows, copying a matrix into panels does not pay."""
@@ -63,7 +63,7 @@ def multiply_matrices[
         if rows < MANY:
             # The result's transpose: rows of `b` are read where they are, and the few rows of `a` become panels.
             var few = Matrices[T, True](a, rows * depth, depth)
-            multiply_all[True](result, columns, b, few, count, count, columns, rows, depth)
+            multiply_all[True](result, columns, b, few, AsTheyAre(), count, count, columns, rows, depth)
             return
     var q = Matrices[T, transposed](b, columns * depth, depth if transposed else columns)
-    multiply_all[False](result, columns, a, q, count, count, rows, columns, depth)
+    multiply_all[False](result, columns, a, q, AsTheyAre(), count, count, rows, columns, depth)

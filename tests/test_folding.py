@@ -124,3 +124,11 @@ def test_arithmetic_on_constants(
     names, text = graph_ops(build)
     assert value in text
     assert left is None or names == left
+
+
+@pytest.mark.parametrize("divisor", [lambda: number(7.0), lambda: ops.broadcast_to(number(7.0), [2, 3])])
+def test_divisors_are_hidden(divisor: Callable[[], TensorValue]) -> None:
+    """MAX takes 10 s for what it sees in a constant divisor."""
+    names, _ = graph_ops(lambda x: x / divisor())
+    assert names[-3:] == ["rmo.equal", "rmo.select", "rmo.div"]
+    assert graph_ops(lambda x: number(7.0) / x)[0] == ["rmo.div"]

@@ -51,6 +51,18 @@ def _image(sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.
     return torch.randn(sizes, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
+def _normed(y: torch.Tensor, w: torch.Tensor, plain: bool = False) -> torch.Tensor:
+    """An inference batch norm of ``y`` with statistics made of the filters."""
+    mean, variance, weight, bias = (w.flatten(1)[:, 0] * k for k in (0.3, 1.0, 2.0, -1.0))
+    return F.batch_norm(y, mean, variance**2, None if plain else weight, None if plain else bias)
+
+
+def _residual(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A block with a second convolution beside the first: one of the two adds the other."""
+    y = _normed(F.conv2d(x, w, w.flatten(1)[:, 1], padding=1), w)
+    return F.relu(y + _normed(F.conv2d(x, w[:, :, 1:2, 1:2]), w, plain=True))
+
+
 CONVOLUTIONS: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = {
     "strides and padding": (lambda x, w: F.conv2d(x, w, stride=2, padding=1), (7, 5, 3, 3)),
     "dilation": (lambda x, w: F.conv2d(x, w, padding=(0, 2), dilation=(1, 2)), (4, 5, 2, 3)),
@@ -60,6 +72,14 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = {
     "depthwise, stride 3": (lambda x, w: F.conv2d(x, w, groups=5, stride=3, dilation=2), (10, 1, 2, 2)),
     "one tap": (lambda x, w: F.conv2d(x, w), (6, 5, 1, 1)),
     "one tap, stride 2": (lambda x, w: F.conv2d(x, w, stride=2), (6, 5, 1, 1)),
+    "norm": (lambda x, w: _normed(F.conv2d(x, w, stride=2), w), (13, 5, 3, 3)),
+    "bias and bounds": (lambda x, w: F.relu6(F.conv2d(x, w, w.flatten(1)[:, 0])) + 1, (14, 5, 3, 3)),
+    "depthwise, norm and bounds": (lambda x, w: _normed(F.conv2d(x, w, groups=5), w).clamp(-0.5, 2), (10, 1, 3, 3)),
+    "groups, norm, sum": (
+        lambda x, w: _normed(F.conv2d(x, w, groups=5, padding=1), w) + x.repeat(1, 4, 1, 1),
+        (20, 1, 3, 3),
+    ),
+    "block": (_residual, (13, 5, 3, 3)),
     "transposed": (lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1), (5, 6, 3, 3)),
 }
 IMAGES = [(2, 5, 7, 9), (3, 5, 33, 34), (4, 5, 12, 70)]

@@ -11,8 +11,10 @@ interleaved. That needs no kernel of its own, knows groups and every output padd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from max.dtype import DType
@@ -42,6 +44,30 @@ class Window:
     groups: int = 1
 
 
+@dataclass(frozen=True)
+class Norm:
+    """An inference batch norm: vectors over channels, and what is added to the variance."""
+
+    mean: TensorValue
+    variance: TensorValue
+    weight: TensorValue | None
+    bias: TensorValue | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What the CPU's kernel does with a convolution before it writes it: ``clamp(norm(y) + addend, low, high)``."""
+
+    norm: Norm | None = None
+    addend: TensorValue | None = None
+    low: float = -math.inf
+    high: float = math.inf
+
+
+NOTHING = Epilogue()
+
+
 # -- shapes ----------------------------------------------------------------------------------------------------------
 def _channels_last(x: TensorValue) -> TensorValue:
     """``[N, C, *S]`` as ``[N, *S, C]``, as a transpose of matrices: MAX's general permute takes twice the time."""
@@ -69,19 +95,28 @@ def _convolve(
     window: Window,
     sizes: Sequence[Dim],
     after: tuple[int, ...] | None = None,
+    epilogue: Epilogue = NOTHING,
 ) -> TensorValue:
     """``x [N, C, *S]`` with ``weight [F, C/groups, *K]`` to ``[N, F, *sizes]``; ``after`` pads the far ends, where that
-    differs from the near ones."""
+    differs from the near ones. Only a CPU has an epilogue."""
     if x.device.is_gpu():
         return _convolve_gpu(x, weight, bias, window, after or window.padding)
-    more = 3 - len(window.stride)
-    image, taps = (reshape(t, [*t.shape[:2], *[1] * more, *t.shape[2:]]) for t in (x, weight))
-    geometry = [1] * more + [*window.stride] + [0] * more + [*window.padding] + [1] * more + [*window.dilation]
-    numbers = ops.constant(np.array(geometry, np.int64), DType.int64, x.device)
-    shape = [x.shape[0], weight.shape[0], *[1] * more, *sizes]
-    (y,) = mojo_op("tmb_convolve", [image, taps, numbers], [(x.dtype, shape)])
-    y = reshape(y, [*shape[:2], *sizes])
-    return y if bias is None else ops.add(y, reshape(bias, [bias.shape[0], *[1] * len(sizes)]))
+    more = [Dim(1)] * (3 - len(window.stride))
+    shape = [x.shape[0], weight.shape[0], *more, *sizes]
+    image, taps = (reshape(t, [*t.shape[:2], *more, *t.shape[2:]]) for t in (x, weight))
+    addend = image if epilogue.addend is None else reshape(epilogue.addend, shape)
+    norm = epilogue.norm
+    vectors = [bias, *([None] * 4 if norm is None else [norm.mean, norm.variance, norm.weight, norm.bias])]
+    absent = full(0, [1], x.dtype, x.device)
+    geometry = [1] * len(more) + [*window.stride] + [0] * len(more) + [*window.padding]
+    geometry += [1] * len(more) + [*window.dilation]
+    present = [bias is not None, norm is not None, *(v is not None for v in vectors[3:]), epilogue.addend is not None]
+    bounds = [epilogue.low, epilogue.high, norm.eps if norm else 0.0]
+    operands = [absent if v is None else v for v in vectors]
+    numbers = ops.constant(np.array([*geometry, *present], np.int64), DType.int64, x.device)
+    limits = ops.constant(np.array(bounds), DType.float64, x.device)
+    (y,) = mojo_op("tmb_convolve", [image, taps, *operands, addend, limits, numbers], [(x.dtype, shape)])
+    return reshape(y, [*shape[:2], *sizes])
 
 
 def _convolve_gpu(
@@ -238,6 +273,14 @@ def convolution(
     if shift is not None:
         y = ops.add(y, reshape(shift, [shift.shape[0], *[1] * len(window.stride)]))
     return cast(y, out_dtype())
+
+
+def finished_convolution(arguments: Sequence[Any], epilogue: Epilogue) -> TensorValue:
+    """A plain convolution of floats on a CPU, of nothing empty, with what follows it."""
+    input, weight, bias, stride, padding, dilation, _, _, groups = arguments
+    _check(input, weight)
+    window = _window(input, stride, padding, dilation, groups)
+    return _convolve(input, weight, bias, window, out_shape()[2:], epilogue=epilogue)
 
 
 def _window(

@@ -2,6 +2,8 @@
 
 MAX compiles what depends on constants alone as a module of its own, before it compiles the graph: 10 to 15 s for a
 division of two numbers. So the graph gets the results instead. What is not in :data:`RULES` is left to MAX.
+
+Dividing anything by a constant takes MAX as long, for whatever it looks for in the divisor. So divisors are hidden.
 """
 
 from __future__ import annotations
@@ -83,6 +85,7 @@ def fold_constant_ops(graph: Graph) -> None:
     """
     with _disable_current_modes():
         _fold(graph)
+    _hide_divisors(graph)
 
 
 def _fold(graph: Graph) -> None:
@@ -108,6 +111,25 @@ def _fold(graph: Graph) -> None:
             new = _constant(graph, values[result], _tensor(result))
             new.operation.move_before(op.operation)
             result.replace_all_uses_with(new.results[0])
+            op.operation.erase()
+
+
+def _hide_divisors(graph: Graph) -> None:
+    """Divide by ``where(x == x, constant, x)`` instead of a constant: the same quotient, also of NaN."""
+    constants: set[Any] = set()
+    for op in list(graph._graph_body.operations):
+        operands = list(op.operands)
+        if op.operation.name == "mo.constant" or (operands and all(o in constants for o in operands)):
+            constants.update(op.results)
+        elif op.operation.name == "rmo.div" and operands[1] in constants:
+            x, y = (_tensor(o) for o in operands)
+            known = len(list(graph._graph_body.operations))
+            quotient = ops.div(x, ops.where(ops.equal(x, x), y, x))
+            for new in list(graph._graph_body.operations)[known:]:
+                new.operation.move_before(op.operation)
+                last = new
+            assert quotient.shape == _tensor(op.results[0]).shape
+            op.results[0].replace_all_uses_with(last.results[0])
             op.operation.erase()
 
 

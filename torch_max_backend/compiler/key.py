@@ -79,7 +79,7 @@ def _lowering_digest(region: Region) -> str:
 
 @functools.cache
 def _digest_named(modules: frozenset[str]) -> str:
-    compiler = [Path(__file__).with_name(name) for name in ("lowering.py", "dims.py", "constants.py")]
+    compiler = [Path(__file__).with_name(name) for name in ("lowering.py", "dims.py", "constants.py", "fusion.py")]
     return digest_files([*(_FAMILIES / f"{m}.py" for m in modules), *compiler])
 
 

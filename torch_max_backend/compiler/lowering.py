@@ -14,9 +14,11 @@ from torch import fx
 from torch_max_backend.aten_functions.broadcasts import COMBINING, operands_of, shape_of
 from torch_max_backend.aten_functions.common import materialized, permute
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
+from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.dtypes import max_dtype
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.compiler.constants import fold_constant_ops
+from torch_max_backend.compiler.fusion import Chain, convolution_chains
 from torch_max_backend.errors import LoweringError, NeedsStatic, Unsupported
 from torch_max_backend.graph.region import Region, is_getitem, map_nodes
 from torch_max_backend.graph.specialize import may_be_negative, symbolic_numbers
@@ -73,6 +75,10 @@ class _Builder:
         self.scalars: dict[Any, TensorValue] = {}
         self.buffers: dict[fx.Node, BufferValue] = {}
         self.written = broadcast_results(region)
+        chains = convolution_chains(region)
+        self.chains = {chain.last: chain for chain in chains}
+        self.inside = {node for chain in chains for node in chain.nodes[:-1]}
+        """Nodes that are computed where their chain ends."""
 
     def build(self, name: str, module: Module) -> Graph:
         region = self.region
@@ -84,7 +90,8 @@ class _Builder:
             for expr, value in zip(region.scalars, values, strict=True):
                 self.scalars[expr] = value.tensor
             for node in region.nodes:
-                self.env[node] = self._lower(node)
+                if node not in self.inside:
+                    self.env[node] = self._lower(node)
             outputs = []
             for port in region.outputs:
                 outputs.append(permute(self.env[port.node], port.order))
@@ -119,24 +126,22 @@ class _Builder:
 
     # -- one node ----------------------------------------------------------------------------------------------
     def _lower(self, node: fx.Node) -> Any:
-        if is_getitem(node):
+        chain = self.chains.get(node)
+        if is_getitem(node) and chain is None:
             return self.env[node.args[0]][node.args[1]]
-        lowering = aten_functions.get(node.target)
-        assert lowering is not None, f"{node.target} entered a region without a lowering"
+        blamed = chain.convolution if chain else node
         promises = self._promises(node)
         context = NodeContext(str(node.target), promises, self.region.used_outputs[node], self.settings)
-        args = map_nodes(node.args, self._argument)
-        kwargs = {k: map_nodes(v, self._argument) for k, v in node.kwargs.items()}
         with lowering_node(context):
             try:
-                result = lowering.function(*args, **kwargs)
+                result = self._call(node) if chain is None else self._call_chain(chain)
             except NeedsStatic as limit:
-                raise NodeRefused(node, str(limit), symbols=self._symbols_of(limit.sizes)) from limit
+                raise NodeRefused(blamed, str(limit), symbols=self._symbols_of(limit.sizes)) from limit
             except Unsupported as limit:
-                raise NodeRefused(node, str(limit)) from limit
+                raise NodeRefused(blamed, str(limit)) from limit
             except Exception as error:  # perhaps it took a symbolic number for a Python one
                 text = f"its lowering failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-                raise NodeRefused(node, text, is_mismatch=True, symbols=symbolic_numbers(node)) from error
+                raise NodeRefused(blamed, text, is_mismatch=True, symbols=symbolic_numbers(blamed)) from error
         several = isinstance(value_of(node), list | tuple)
         results = list(result) if several else [result]
         if self.region.dims.names:
@@ -148,6 +153,24 @@ class _Builder:
         if several:
             return kept
         return materialized(kept[0]) if node in self.written and kept[0] is not None else kept[0]
+
+    def _call(self, node: fx.Node) -> Any:
+        lowering = aten_functions.get(node.target)
+        assert lowering is not None, f"{node.target} entered a region without a lowering"
+        return lowering.function(*self._arguments(node), **map_nodes(dict(node.kwargs), self._argument))
+
+    def _call_chain(self, chain: Chain) -> TensorValue:
+        norm = None
+        if chain.norm is not None:
+            # _native_batch_norm_legit_no_training(input, weight, bias, running_mean, running_var, momentum, eps)
+            weight, bias, mean, variance, _, eps = map_nodes(chain.norm.args[1:], self._argument)
+            norm = Norm(mean, variance, weight, bias, eps)
+        addend = None if chain.addend is None else self.env[chain.addend]
+        epilogue = Epilogue(norm, addend, chain.low, chain.high)
+        return finished_convolution(self._arguments(chain.convolution), epilogue)
+
+    def _arguments(self, node: fx.Node) -> Any:
+        return map_nodes(node.args, self._argument)
 
     def _argument(self, node: fx.Node) -> Any:
         value = value_of(node)

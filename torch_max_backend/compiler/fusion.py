@@ -1,0 +1,132 @@
+"""Chains of nodes that one kernel computes: a convolution on a CPU and what follows it at the same places.
+
+MAX fuses elementwise ops with each other, but not into a kernel of this project. Left to it, a network of convolutions
+reads and writes every image once more, and has a kernel for each shape and combination of norm, sum and activation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.graph.region import Region, is_getitem
+from torch_max_backend.graph.tensors import sizes_of, value_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Chain:
+    """``clamp(norm(convolution) + addend, low, high)``, each part but the convolution optional.
+
+    ``nodes`` are all of it in order. Only the value of the last one is read outside.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    norm: fx.Node | None = None
+    addend: fx.Node | None = None
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def convolution(self) -> fx.Node:
+        """Where it starts."""
+        return self.nodes[0]
+
+    @property
+    def last(self) -> fx.Node:
+        """Where it ends."""
+        return self.nodes[-1]
+
+
+def convolution_chains(region: Region) -> list[Chain]:
+    """All chains of two nodes and more. No node is in two of them."""
+    inside = set(region.nodes)
+    read_outside = {p.node for p in region.outputs} | {source for _, source in region.stores}
+    taken: set[fx.Node] = set()
+    chains = []
+    for node in region.nodes:
+        if not _is_fusible(node):
+            continue
+        chain = Chain((node,))
+        while chain.last not in read_outside and len(chain.last.users) == 1:
+            (user,) = chain.last.users
+            longer = _followed_by(chain, user) if user in inside and user not in taken else None
+            if longer is None:
+                break
+            chain = longer
+        if len(chain.nodes) > 1:
+            taken.update(chain.nodes)
+            chains.append(chain)
+    return chains
+
+
+def _is_fusible(node: fx.Node) -> bool:
+    if node.target is not aten.convolution.default or not _is_own(node):
+        return False
+    value, is_transposed = _tensor(node), node.args[6]
+    if value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64) or is_transposed:
+        return False
+    operands = [v for n in (node, *node.all_input_nodes) if isinstance(v := value_of(n), torch.Tensor)]
+    return all(v.dtype == value.dtype and 0 not in sizes_of(v) for v in operands)
+
+
+def _followed_by(chain: Chain, node: fx.Node) -> Chain | None:
+    """The chain with one more node, or with a batch norm and the pick of its result; ``None`` if that is not fused."""
+    if not _is_own(node):
+        return None
+    if node.target is aten._native_batch_norm_legit_no_training.default:
+        pick = next(iter(node.users))
+        starts = chain.norm is None and chain.addend is None
+        same = all(_tensor(n).dtype == _tensor(chain.last).dtype for n in node.all_input_nodes)
+        if not starts or not same or len(node.users) != 1 or not is_getitem(pick) or pick.args[1] != 0:
+            return None
+        return replace(chain, nodes=(*chain.nodes, node, pick), norm=node)
+    if node.target is aten.add.Tensor and chain.addend is None:
+        addend = next((a for a in node.args if a is not chain.last), None)
+        if not isinstance(addend, fx.Node) or node.kwargs.get("alpha", 1) != 1:
+            return None
+        mine, other = _tensor(chain.last), value_of(addend)
+        if not isinstance(other, torch.Tensor) or (other.dtype, other.device) != (mine.dtype, mine.device):
+            return None
+        return replace(chain, nodes=(*chain.nodes, node), addend=addend) if sizes_of(other) == sizes_of(mine) else None
+    bounds = _bounds(node)
+    is_last = (chain.low, chain.high) != (-math.inf, math.inf)
+    if bounds is None or is_last:
+        return None
+    return replace(chain, nodes=(*chain.nodes, node), low=bounds[0], high=bounds[1])
+
+
+def _bounds(node: fx.Node) -> tuple[float, float] | None:
+    """What the node clamps its first argument to."""
+    if node.target is aten.relu.default:
+        return 0.0, math.inf
+    if node.target not in (aten.hardtanh.default, aten.clamp.default):
+        return None
+    names = ("min_val", "max_val") if node.target is aten.hardtanh.default else ("min", "max")
+    unset = (-1, 1) if node.target is aten.hardtanh.default else (None, None)
+    given = dict(zip(names, unset, strict=True)) | dict(zip(names, node.args[1:], strict=False)) | node.kwargs
+    low, high = (_number(given[name], otherwise) for name, otherwise in zip(names, (-math.inf, math.inf), strict=True))
+    return (low, high) if low is not None and high is not None and low <= high else None
+
+
+def _number(value: Any, otherwise: float) -> float | None:
+    if value is None:
+        return otherwise
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _tensor(node: fx.Node) -> torch.Tensor:
+    value = value_of(node)
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _is_own(node: fx.Node) -> bool:
+    lowering = aten_functions.get(node.target)
+    return lowering is not None and lowering.is_own
