@@ -6,8 +6,9 @@
 
 Every measurement is a process of its own, which prints its times; contenders take turns. Parts:
 
-- `warm`: a second process with every cache warm, from its first line to the first result, for this backend and
-  Inductor. Of the backend also its own part of that: what is spent in its modules, Dynamo and AOTAutograd excluded.
+- `warm`: a second process with every cache warm, from its first line to the first result, for this backend, Inductor,
+  and `backend="eager"`, which is what imports and Dynamo take. Of the backend also its own part of the first call: what
+  is spent in its modules and what they call (importing MAX, loading), Dynamo, AOTAutograd and the model excluded.
 - `background`: the first call with `compile="background"` and an empty cache, against `backend="eager"`.
 - `cold`: the first call with every cache empty, GPT-2 and ResNet-50, and GPT-2 with four times the layers.
 - `sizes`: 20 pairs of batch and sequence length with `dynamic=True`: how often something is compiled.
@@ -68,37 +69,56 @@ def report(**found):
 FIRST_CALL = (
     BEGIN
     + """
-profile = None
+import threading
+
+class Sampler(threading.Thread):
+    # Looks every millisecond where the main thread is, and adds the time since the last look to: "torch" where Dynamo
+    # or AOTAutograd are further in than this backend, "model" where MAX computes, else "own".
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.seconds, self.is_over = {}, False
+        import importlib.util, os
+        self.folder = os.path.dirname(importlib.util.find_spec("torch_max_backend").origin)
+        self.thread = threading.main_thread().ident
+
+    def run(self):
+        last = time.perf_counter()
+        while not self.is_over:
+            time.sleep(0.001)
+            where, now = self.where(sys._current_frames()[self.thread]), time.perf_counter()
+            self.seconds[where] = self.seconds.get(where, 0.0) + now - last
+            last = now
+
+    def where(self, frame):
+        if frame.f_code.co_filename.endswith("region_call.py") and frame.f_code.co_name == "__call__":
+            return "model"
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if file.startswith(self.folder):
+                return "own"
+            if "/torch/_dynamo/" in file or "/torch/_functorch/" in file:
+                return "torch"
+            frame = frame.f_back
+        return "torch"
+
 with torch.no_grad():
     function, inputs = model_of(arguments["model"], arguments["layers"])
     built = time.perf_counter()
     compiled = torch.compile(function, **options_of())
-    if arguments.get("profile"):
-        import cProfile
-        profile = cProfile.Profile()
-        profile.enable()
+    sampler = Sampler() if arguments.get("sample") else None
+    if sampler:
+        sampler.start()
     compiled(*inputs)
-    if profile:
-        profile.disable()
     first = time.perf_counter()
+    if sampler:
+        sampler.is_over = True
+        sampler.join()
+    again = time.perf_counter()
     compiled(*inputs)
     second = time.perf_counter()
 
-def inside(profile):
-    # Seconds in the outermost calls from torch into this backend, less those in which MAX computes.
-    import pstats, torch_max_backend
-    folder = torch_max_backend.__path__[0]
-    stats, total = pstats.Stats(profile).stats, 0.0
-    ours = lambda f: f[0].startswith(folder)
-    for function, (_, _, alone, _, callers) in stats.items():
-        if ours(function) and function[0].endswith("region_call.py") and function[2] == "__call__":
-            total -= alone  # MAX's call is not a function to the profiler
-        if ours(function) and function[2] not in ("__getitem__", "table", "max_backend"):
-            total += sum(c[3] for caller, c in callers.items() if not ours(caller))
-    return total
-
-report(model_s=built - begin - imported, first_s=first - built, second_s=second - first, total_s=first - begin,
-       own_s=inside(profile) if profile else None)
+report(model_s=built - begin - imported, first_s=first - built, second_s=second - again, total_s=first - begin,
+       parts=sampler.seconds if sampler else None)
 if arguments.get("finish"):
     from torch_max_backend import wait_for_compiles
     wait_for_compiles()
@@ -246,7 +266,7 @@ class Bench:
     # -- the parts ---------------------------------------------------------------------------------------------
     def warm(self, folder: Path) -> None:
         """Second processes, contenders in turns."""
-        found: dict[str, list[dict[str, Any]]] = {"max_backend": [], "inductor": []}
+        found: dict[str, list[dict[str, Any]]] = {"max_backend": [], "inductor": [], "eager": []}
         caches = {name: Caches(folder / name) for name in found}
         for name in found:
             self.run(FIRST_CALL, caches[name], model="gpt2", backend=name)
@@ -257,8 +277,10 @@ class Bench:
             self.add("warm", f"{name}: first line to first result", [r["total_s"] for r in runs])
             self.add("warm", f"{name}: import torch", [r["import_s"] for r in runs])
             self.add("warm", f"{name}: first call", [r["first_s"] for r in runs])
-        own = [self.run(FIRST_CALL, caches["max_backend"], model="gpt2", backend="max_backend", profile=1)]
-        self.add("warm", "max_backend: its own part of the first call, under a profiler", [r["own_s"] for r in own])
+        ours = {"model": "gpt2", "backend": "max_backend", "sample": 1}
+        parts = [self.run(FIRST_CALL, caches["max_backend"], **ours)["parts"] for _ in range(self.repeats)]
+        self.add("warm", "max_backend: its own part of the first call", [p.get("own", 0.0) for p in parts])
+        self.add("warm", "max_backend: Dynamo's and AOTAutograd's part", [p.get("torch", 0.0) for p in parts])
         self.add("warm", "max_backend: the model itself, a second call", [r["second_s"] for r in found["max_backend"]])
         regions = [sum(g["regions"] for g in r["graphs"]) for r in found["max_backend"]]
         hits = [sum(g["hits"] for g in r["graphs"]) for r in found["max_backend"]]
