@@ -132,3 +132,15 @@ def test_divisors_are_hidden(divisor: Callable[[], TensorValue]) -> None:
     names, _ = graph_ops(lambda x: x / divisor())
     assert names[-3:] == ["rmo.equal", "rmo.select", "rmo.div"]
     assert graph_ops(lambda x: number(7.0) / x)[0] == ["rmo.div"]
+
+
+def test_divisors_of_integers_are_hidden() -> None:
+    """Their quotients stay integers, which are rounded in further steps."""
+    seven = number(7, DType.int64)
+    with Graph("graph", input_types=[TensorType(DType.int64, [2, 3], CPU)]) as graph:
+        graph.output(ops.floor_div(graph.inputs[0].tensor, seven))
+        fold_constant_ops(graph)
+    text = str(graph)
+    (division,) = [line for line in text.splitlines() if "rmo.div" in line]
+    (hidden,) = [line for line in text.splitlines() if "rmo.select" in line]
+    assert hidden.split()[0] in division and division.endswith("-> !mo.tensor<[2, 3], si64>")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from max._core import Operation as MlirOperation
 from max._core import Value as MlirValue
 from max.graph import Graph, StaticDim, TensorValue, ops
 from torch.utils._python_dispatch import _disable_current_modes
@@ -124,13 +125,10 @@ def _hide_divisors(graph: Graph) -> None:
         elif op.operation.name == "rmo.div" and operands[1] in constants:
             x, y = (_tensor(o) for o in operands)
             known = len(list(graph._graph_body.operations))
-            quotient = ops.div(x, ops.where(ops.equal(x, x), y, x))
+            hidden = ops.where(ops.equal(x, x), y, x)
             for new in list(graph._graph_body.operations)[known:]:
                 new.operation.move_before(op.operation)
-                last = new
-            assert quotient.shape == _tensor(op.results[0]).shape
-            op.results[0].replace_all_uses_with(last.results[0])
-            op.operation.erase()
+            MlirOperation._from_cmlir(op.operation).operands[1].value = hidden._mlir_value
 
 
 def _tensor(result: Any) -> TensorValue:
