@@ -136,9 +136,8 @@ def test_divisors_are_hidden(divisor: Callable[[], TensorValue]) -> None:
 
 def test_divisors_of_integers_are_hidden() -> None:
     """Their quotients stay integers, which are rounded in further steps."""
-    seven = number(7, DType.int64)
     with Graph("graph", input_types=[TensorType(DType.int64, [2, 3], CPU)]) as graph:
-        graph.output(ops.floor_div(graph.inputs[0].tensor, seven))
+        graph.output(ops.floor_div(graph.inputs[0].tensor, number(7, DType.int64)))
         fold_constant_ops(graph)
     text = str(graph)
     (division,) = [line for line in text.splitlines() if "rmo.div" in line]
