@@ -209,6 +209,17 @@ def test_a_number_that_must_be_known_is_specialised(caplog: pytest.LogCaptureFix
     assert "conv2d(x, weight, stride=stride)" in named[0]
 
 
+def test_a_part_of_a_number_is_specialised() -> None:
+    """That ``kernel // 2`` is 0 does not tell ``kernel``."""
+
+    def function(x: torch.Tensor, weight: torch.Tensor, kernel: int) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, weight, padding=kernel // 2)
+
+    run = torch.compile(function, backend="max_backend", dynamic=True, options={"fallback": "error"})
+    x, weight = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 1, 1)
+    torch.testing.assert_close(run(x, weight, 1), function(x, weight, 1))
+
+
 def test_a_number_that_may_be_negative_is_specialised(caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor, number: int) -> torch.Tensor:
         return x * 2 + torch.scalar_tensor(number)

@@ -35,7 +35,11 @@ def specialize(node: fx.Node, symbols: frozenset[sympy.Symbol]) -> str:
         expr = expr_of(value)
         if not (expr.free_symbols & symbols) or value.node.shape_env.frozen or not value.node.has_hint():
             continue
-        done[str(expr)] = str(int(value) if isinstance(value, torch.SymInt) else float(value))
+        number = int(value) if isinstance(value, torch.SymInt) else float(value)
+        for symbol in sorted(expr_of(value).free_symbols, key=str):  # that of n // 2, whose value does not tell n
+            value.node.shape_env.evaluate_expr(symbol)
+        if expr_of(value).is_number:
+            done[str(expr)] = str(number)
     text = ", ".join(f"{name} = {number}" for name, number in done.items())
     if text:
         where = user_line(node)
