@@ -93,11 +93,11 @@ class Gradients(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 216).view(6, 4, 3, 3))
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 432).view(12, 4, 3, 3))
 
     def forward(self, x: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.ops.aten.convolution_backward(
-            grad, x, self.weight, [6], [2, 2], [1, 1], [1, 1], False, [0, 0], 1, (True, True, True)
+            grad, x, self.weight, [12], [2, 2], [1, 1], [1, 1], False, [0, 0], 1, (True, True, True)
         )
 
 
@@ -141,22 +141,23 @@ CASES = [
         ),
         **LOOSE,
     ),
-    gradients((2, 4, 11, 13), (6, 4, 3, 3), padding=1, name="plain"),
-    gradients((2, 3, 16, 17), (6, 3, 7, 7), padding=3, stride=2, name="stem"),
-    gradients((2, 4, 11, 13), (6, 4, 3, 3), padding=2, dilation=2, stride=2, name="dilated"),
+    gradients((2, 4, 27, 33), (13, 4, 3, 3), padding=1, name="plain"),
+    gradients((2, 3, 16, 17), (40, 3, 7, 7), padding=3, stride=2, name="stem"),
+    gradients((2, 4, 11, 13), (9, 4, 3, 3), padding=2, dilation=2, stride=2, name="dilated"),
     gradients((2, 4, 11, 13), (6, 4, 1, 1), stride=2, name="pointwise"),
-    gradients((2, 6, 11, 13), (4, 3, 3, 3), padding=1, groups=2, name="grouped"),
+    gradients((2, 6, 11, 13), (18, 3, 3, 3), padding=1, groups=2, name="grouped"),
     gradients((2, 6, 11, 13), (6, 1, 3, 3), padding=1, stride=2, groups=6, name="depthwise"),
     gradients((2, 4, 7, 8), (4, 3, 3, 3), padding=1, stride=2, groups=2, transposed=True, name="transposed"),
     gradients((2, 4, 17), (6, 4, 3), padding=2, stride=2, name="one_size"),
-    gradients((2, 4, 7, 8, 9), (6, 4, 3, 3, 3), padding=1, stride=2, name="three_sizes"),
+    gradients((2, 4, 7, 8, 9), (9, 4, 3, 3, 3), padding=1, stride=2, name="three_sizes"),
+    gradients((2, 4, 5, 6), (9, 4, 2, 2), name="small"),
     Case("dynamic", Layers(), (randn(2, 4, 11, 13),), dynamic=True, second=(randn(3, 4, 16, 14),), **LOOSE),
     Case(
         "dynamic_gradient",
         Gradients(),
-        (randn(2, 4, 13, 15), randn(2, 6, 7, 8)),
+        (randn(2, 4, 13, 15), randn(2, 12, 7, 8)),
         dynamic=True,
-        second=(randn(3, 4, 17, 19), randn(3, 6, 9, 10)),
+        second=(randn(3, 4, 17, 19), randn(3, 12, 9, 10)),
         **LOOSE,
     ),
 ]

@@ -33,6 +33,11 @@ from torch_max_backend.errors import Unsupported
 
 Ints = Sequence[int]
 
+FEW_FEATURES = 8
+"""With fewer filters in a group, their gradients are not worth a product's panels."""
+FEW_PIXELS = 32
+"""With fewer pixels in a result, an image by itself is not worth a product."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -343,6 +348,10 @@ def _weight_gradient(small: TensorValue, image: TensorValue, weight: TensorValue
     kernel = [known(k, "the filter's size") for k in weight.shape[2:]]
     groups, sizes = window.groups, list(small.shape[2:])
     features, channels = small.shape[1] // groups, image.shape[1] // groups
+    if small.device.is_cpu() and _times(kernel) > 1:
+        enough = static(features), static(numel(sizes))
+        if (enough[0] or FEW_FEATURES) >= FEW_FEATURES and (enough[1] or FEW_PIXELS) >= FEW_PIXELS:
+            return _filter_gradients(small, image, kernel, window)
     positions = small.shape[0] * numel(sizes)
     rows = reshape(_channel_rows(small), [groups, features, positions])
     columns = unfold(_channel_rows(image), kernel, window, sizes)
@@ -353,6 +362,20 @@ def _weight_gradient(small: TensorValue, image: TensorValue, weight: TensorValue
     if groups == 1:
         return reshape(product(ops.squeeze(rows, 0), permute(ops.squeeze(columns, 0), [1, 0])), weight.shape)
     return reshape(product(rows, permute(columns, [0, 2, 1])), weight.shape)
+
+
+def _filter_gradients(small: TensorValue, image: TensorValue, kernel: Ints, window: Window) -> TensorValue:
+    """:func:`_weight_gradient` by a kernel that lays the image out for each column of taps, and not for each tap."""
+    more = 3 - len(kernel)
+    groups, features, channels = window.groups, small.shape[1] // window.groups, image.shape[1] // window.groups
+    taps = [1] * more + list(kernel)
+    numbers = [1] * more + [*window.stride] + [0] * more + [*window.padding] + [1] * more + [*window.dilation] + taps
+    g, x = (reshape(t, [*t.shape[:2], *[Dim(1)] * more, *t.shape[2:]]) for t in (small, image))
+    shape = [Dim(groups), Dim(taps[0] * taps[1]), channels * taps[2], features]
+    geometry = ops.constant(np.array(numbers, np.int64), DType.int64, small.device)
+    (y,) = mojo_op("tmb_filter_gradients", [g, x, geometry], [(small.dtype, shape)])
+    y = reshape(y, [groups, taps[0] * taps[1], channels, taps[2], features])
+    return reshape(permute(y, [0, 4, 2, 1, 3]), [small.shape[1], channels, *kernel])
 
 
 def _channel_rows(x: TensorValue) -> TensorValue:
