@@ -9,10 +9,12 @@ from std.memory import stack_allocation
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from .gemm import FEW_TASK, TASKS, Finish, Matrices, Source, has_pairs, multiply_all, plus_product
+from .gemm import FEW_TASK, TASKS, AsTheyAre, Finish, Matrices, Source, has_pairs, multiply_all, plus_product
 
 comptime FEW_FILTERS = 4
 """With fewer filters for a channel, windows are not worth laying out."""
+comptime FEW_PIXELS = 64
+"""With fewer pixels in a result, several images share a panel."""
 
 
 @fieldwise_init
@@ -60,7 +62,10 @@ struct Window(Deinitable, ImplicitlyCopyable):
 
 @fieldwise_init
 struct Windows[of: Origin, //, dtype: DType](Source):
-    """`[channels * taps, pixels]` of every image and group: what each tap sees of each channel."""
+    """`[channels * taps, pixels]` of every image and group: what each tap sees of each channel.
+
+    Pixels beyond those of an image are the next one's.
+    """
 
     var data: Pointer[Scalar[Self.dtype], Self.of]
     var at: Window
@@ -77,9 +82,11 @@ struct Windows[of: Origin, //, dtype: DType](Source):
         var run_d = stack_allocation[width, Int]()
         var run_h = stack_allocation[width, Int]()
         var run_w = stack_allocation[width, Int]()
+        var run_image = stack_allocation[width, Int]()
         var done = 0
         while done < columns:
-            var pixel = column + done
+            var image = (column + done) // at.pixels()
+            var pixel = (column + done) % at.pixels()
             var w = pixel % at.out_width
             var row = pixel // at.out_width
             var length = min(columns - done, at.out_width - w)
@@ -88,6 +95,7 @@ struct Windows[of: Origin, //, dtype: DType](Source):
             run_d[unsafe_offset=runs] = row // at.out_height * at.stride_d - at.pad_d
             run_h[unsafe_offset=runs] = row % at.out_height * at.stride_h - at.pad_h
             run_w[unsafe_offset=runs] = w * at.stride_w - at.pad_w
+            run_image[unsafe_offset=runs] = image * at.size()
             runs += 1
             done += length
         var tap = k % at.taps()
@@ -104,7 +112,7 @@ struct Windows[of: Origin, //, dtype: DType](Source):
                 if d >= 0 and d < at.depth and h >= 0 and h < at.height:
                     copy_run(
                         line.unsafe_offset(run_column[unsafe_offset=run]),
-                        plane.unsafe_offset((d * at.height + h) * at.width),
+                        plane.unsafe_offset(run_image[unsafe_offset=run] + (d * at.height + h) * at.width),
                         run_w[unsafe_offset=run] + shift_w,
                         at.stride_w,
                         at.width,
@@ -136,6 +144,42 @@ def copy_run[
     while j < last:
         line[unsafe_offset=j] = row[unsafe_offset=start + j * stride].cast[P]()
         j += 1
+
+
+@fieldwise_init
+struct Together[T: DType, F: Finish, of_result: Origin[mut=True], of_sums: Origin, //](Deinitable, ImplicitlyCopyable):
+    """Sums `[features, images * pixels]`, which become the result `[images, features, pixels]`."""
+
+    var result: Pointer[Scalar[Self.T], Self.of_result]
+    var sums: Pointer[Scalar[Self.T], Self.of_sums]
+    var finish: Self.F
+    var images: Int
+    var features: Int
+    var pixels: Int
+
+    @no_inline
+    def move(self, image: Int):
+        """Finish an image."""
+        comptime most = simd_width_of[Self.T]()
+        for feature in range(self.features):
+            var line = self.result.unsafe_offset((image * self.features + feature) * self.pixels)
+            var total = self.sums.unsafe_offset((feature * self.images + image) * self.pixels)
+            var j = 0
+            comptime for lanes in [most, 1]:
+                while j + lanes <= self.pixels:
+                    line.unsafe_store(j, self.finish.apply[lanes](total.unsafe_load[width=lanes](j), image, feature, j))
+                    j += lanes
+
+    def move_all(self):
+        """Finish all images, in tasks."""
+        var job = self
+        var tasks = min(max(self.images * self.features * self.pixels // FEW_TASK, 1), self.images)
+
+        def some(task: Int) {var job, var tasks}:
+            for image in range(job.images * task // tasks, job.images * (task + 1) // tasks):
+                job.move(image)
+
+        sync_parallelize(some, tasks)
 
 
 # -- what follows a convolution ----------------------------------------------------------------------------------------
@@ -409,6 +453,14 @@ def convolve[
         return
     if features < FEW_FILTERS:
         Planes(result, image, filters, finish, at, features, groups).compute_all(images * groups * features)
+    elif groups == 1 and images > 1 and pixels < FEW_PIXELS:
+        var sums = unsafe_alloc[Scalar[T]](features * images * pixels, alignment=64)
+        var across = images * pixels
+        multiply_all[False](
+            sums, across, filters, Windows[T](image, at), AsTheyAre(), 1, 1, features, across, depth
+        )
+        Together(result, sums, finish, images, features, pixels).move_all()
+        sums.unsafe_free()
     elif at.is_plain():
         var q = Matrices[T, False](image, at.size(), pixels)
         multiply_all[False](result, pixels, filters, q, finish, images * groups, groups, features, pixels, depth)

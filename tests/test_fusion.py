@@ -53,6 +53,12 @@ NORM = ["convolution", "_native_batch_norm_legit_no_training", "pick"]
         (lambda x, w, v: x + convolved(x, w, v), [["convolution", "add"]]),
         (lambda x, w, v: convolved(x, w, v) + convolved(x, w, v.exp()), [["convolution", "add"]]),
         (lambda x, w, v: F.relu(convolved(F.relu(convolved(x, w, v)), w, v)), [["convolution", "relu"]] * 2),
+        (lambda x, w, v: F.relu(convolved(x, w, v)) + x, [["convolution", "relu"]]),
+        (lambda x, w, v: F.batch_norm(F.relu(convolved(x, w, v)), v, v), [["convolution", "relu"]]),
+        (lambda x, w, v: F.batch_norm(convolved(x, w, v) + x, v, v), [["convolution", "add"]]),
+        (lambda x, w, v: F.batch_norm(normed(x, w, v), v, v), [NORM]),
+        (lambda x, w, v: convolved(x, w, v) + x + x, [["convolution", "add"]]),
+        (lambda x, w, v: F.relu6(F.relu(convolved(x, w, v))), [["convolution", "relu"]]),
         (convolved, []),
     ],
 )

@@ -79,6 +79,7 @@ CONVOLUTIONS: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = {
         lambda x, w: _normed(F.conv2d(x, w, groups=5, padding=1), w) + x.repeat(1, 4, 1, 1),
         (20, 1, 3, 3),
     ),
+    "sum behind bounds": (lambda x, w: F.relu(F.conv2d(x, w, padding=1)) + x, (5, 5, 3, 3)),
     "block": (_residual, (13, 5, 3, 3)),
     "transposed": (lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1), (5, 6, 3, 3)),
 }

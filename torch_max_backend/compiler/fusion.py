@@ -78,7 +78,8 @@ def _is_fusible(node: fx.Node) -> bool:
 
 def _followed_by(chain: Chain, node: fx.Node) -> Chain | None:
     """The chain with one more node, or with a batch norm and the pick of its result; ``None`` if that is not fused."""
-    if not _is_own(node):
+    is_bounded = (chain.low, chain.high) != (-math.inf, math.inf)
+    if is_bounded or not _is_own(node):
         return None
     if node.target is aten._native_batch_norm_legit_no_training.default:
         pick = next(iter(node.users))
@@ -96,10 +97,7 @@ def _followed_by(chain: Chain, node: fx.Node) -> Chain | None:
             return None
         return replace(chain, nodes=(*chain.nodes, node), addend=addend) if sizes_of(other) == sizes_of(mine) else None
     bounds = _bounds(node)
-    is_last = (chain.low, chain.high) != (-math.inf, math.inf)
-    if bounds is None or is_last:
-        return None
-    return replace(chain, nodes=(*chain.nodes, node), low=bounds[0], high=bounds[1])
+    return None if bounds is None else replace(chain, nodes=(*chain.nodes, node), low=bounds[0], high=bounds[1])
 
 
 def _bounds(node: fx.Node) -> tuple[float, float] | None:
