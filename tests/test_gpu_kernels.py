@@ -33,6 +33,7 @@ CPU_ONLY = {
     "tmb_select": "torch's own selection on a GPU has another order; there rows are sorted",
     "tmb_product": "on a GPU MAX multiplies",
     "tmb_convolve": "on a GPU MAX convolves",
+    "tmb_phase_filters": "on a GPU a few MAX ops rearrange filters",
     "tmb_filter_gradients": "on a GPU filters' gradients are MAX's products",
 }
 

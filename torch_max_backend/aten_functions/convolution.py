@@ -188,6 +188,13 @@ def _phase_filters(weight: TensorValue, window: Window, kernel: Ints, taps: Ints
     """``[C, F/g, *K]`` to ``[F * phases, C/g, *taps]``: tap ``m`` of phase ``r`` is ``w[r + s * (taps - 1 - m)]``."""
     stride, groups = window.stride, window.groups
     channels, features = weight.shape[0] // groups, weight.shape[1]
+    if weight.device.is_cpu():
+        more = [1] * (3 - len(stride))
+        filters = reshape(weight, [*weight.shape[:2], *more, *kernel])
+        numbers = ops.constant(np.array([*more, *stride, groups], np.int64), DType.int64, weight.device)
+        shape = [features * (groups * _times(stride)), channels, *more, *taps]
+        (w,) = mojo_op("tmb_phase_filters", [filters, numbers], [(weight.dtype, shape)])
+        return reshape(w, [*shape[:2], *taps])
     w = reshape(weight, [groups, channels, features, *kernel])
     w = permute(w, [0, 2, 1, *range(3, w.rank)])
     w = reshape(w, [groups * features, channels, *kernel])
