@@ -38,15 +38,15 @@ def test_check(training: Any) -> None:
     batches = [(torch.randn(16, 4), torch.randn(16, 1)) for _ in range(20)]
     eager, nudged = run(model), run(training.nudged(model))
     assert not torch.equal(eager.losses, nudged.losses)
-    assert "as eager" in training.check(eager, eager, nudged)
-    assert "as eager" in training.check(nudged, eager, nudged)
+    assert "as eager" in training.check(eager, eager, [nudged])
+    assert "as eager" in training.check(nudged, eager, [nudged])
     one_step = torch.zeros(20).index_fill(0, torch.tensor(7), 1e-3)
     with pytest.raises(AssertionError, match="step 7: losses differ"):
-        training.check(run(model, one_step), eager, nudged)
+        training.check(run(model, one_step), eager, [nudged])
     with torch.no_grad():
         next(model.parameters()).add_(1e-3)
     with pytest.raises(AssertionError, match="losses differ"):
-        training.check(run(model), eager, nudged)
+        training.check(run(model), eager, [nudged])
     moved = training.Run(eager.losses, run(model).model, eager.step_s)
     with pytest.raises(AssertionError, match="final parameters"):
-        training.check(moved, eager, nudged)
+        training.check(moved, eager, [nudged])
