@@ -54,7 +54,7 @@ def train(name: str, model: nn.Module, batches: list[Batch], loss_of: Loss, lear
 
 
 NUDGES = 4
-"""Eager runs from nudged parameters: some leave eager's path at step 8, others not before step 14."""
+"""Eager runs from nudged parameters. They leave eager's path at different steps, so one says little."""
 
 
 def nudged(model: nn.Module, seed: int = 2) -> nn.Module:

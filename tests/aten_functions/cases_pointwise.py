@@ -33,6 +33,12 @@ def sums(a, b):
     )  # fmt: skip
 
 
+def constant_divisors(x, i):
+    """Quotients by numbers, which are hidden from MAX: true ones of floats, not products with a reciprocal."""
+    trunc = torch.div(i, 7, rounding_mode="trunc")
+    return x / 49.0, (x / 49.0).floor(), x / 0.0, i / 7, i // 7, i // -7, i % 7, trunc
+
+
 def integers(a, b):
     """Arithmetic of integers: it wraps around."""
     return a + b, a - b, a * b, a * 7 + 3, 5 - a, torch.add(a, b, alpha=3), -a, a.abs(), a.sign(), a // 3, a % 3
@@ -215,6 +221,9 @@ CASES = [
     ),
     Case("modes_edges_f64", lambda a, b: (torch.fmod(a, b), a % b, a // b), pairs(F64), exact=True),
     Case("floor_edges", lambda a, b: (torch.div(a, b, rounding_mode="floor"), a // b), pairs(), exact=True),
+    Case(
+        "constant_divisors", constant_divisors, (torch.cat([edges(), torch.arange(-98.0, 99, 7)]), ints(40)), exact=True
+    ),
     Case("modes_f64", modes, (randn(50, scale=10, dtype=F64), randn(50, dtype=F64)), exact=True),
     Case(
         "modes_huge",

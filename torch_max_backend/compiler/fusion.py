@@ -82,7 +82,7 @@ def _followed_by(chain: Chain, node: fx.Node) -> Chain | None:
     if is_bounded or not _is_own(node):
         return None
     if node.target is aten._native_batch_norm_legit_no_training.default:
-        pick = next(iter(node.users))
+        pick = next(iter(node.users), node)
         starts = chain.norm is None and chain.addend is None
         same = all(_tensor(n).dtype == _tensor(chain.last).dtype for n in node.all_input_nodes)
         if not starts or not same or len(node.users) != 1 or not is_getitem(pick) or pick.args[1] != 0:
