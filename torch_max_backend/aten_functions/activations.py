@@ -10,7 +10,7 @@ from max.dtype import DType
 from max.graph import TensorValue, ops
 
 from torch_max_backend.aten_functions import elementary
-from torch_max_backend.aten_functions.common import axis_of, full
+from torch_max_backend.aten_functions.common import axis_of, full, unfinished_of
 from torch_max_backend.aten_functions.context import is_used, out_shape
 from torch_max_backend.aten_functions.elementary import at_least, at_most, in_accumulator, less, number, relu
 from torch_max_backend.aten_functions.registry import How, aten, map_to
@@ -35,7 +35,9 @@ def activation(op: object, how: How = "composition") -> Callable[[F], F]:
 @map_to(aten.relu.default)
 def relu_(self: TensorValue) -> TensorValue:
     """``max(self, 0)``."""
-    return relu(self)
+    source = unfinished_of(self)
+    fused = None if source is None else source.activated("relu")
+    return relu(self) if fused is None else fused
 
 
 # hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor
@@ -269,10 +271,17 @@ _TANH_SCALE, _TANH_CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
 # gelu(Tensor self, *, str approximate="none") -> Tensor
-@activation(aten.gelu.default, how="max")
+@map_to(aten.gelu.default, how="max")
 def gelu(self: TensorValue, *, approximate: str = "none") -> TensorValue:
     """``x * Phi(x)``, exact or by tanh."""
-    return ops.gelu(self, approximate)
+    source = unfinished_of(self) if approximate == "tanh" else None
+    fused = None if source is None else source.activated("gelu")
+    return _gelu(self, approximate) if fused is None else fused
+
+
+@in_accumulator
+def _gelu(x: TensorValue, approximate: str) -> TensorValue:
+    return ops.gelu(x, approximate)
 
 
 # gelu_backward(Tensor grad_output, Tensor self, *, str approximate="none") -> Tensor

@@ -131,6 +131,8 @@ def reshape(x: TensorValue, shape: Shape) -> TensorValue:
         result = ops.reshape(x, target)
         if len(target) > 1 and same_shape(x.shape[-2:], target[-2:]):
             _remember_transpose(result, x, reshape)
+        if hasattr(x, "_unfinished"):
+            mark_unfinished(result, x._unfinished.reshaped(target))
         return result
     flat = ops.rebind(ops.reshape(x, [have]), [want])
     return ops.reshape(flat, target)
@@ -192,6 +194,8 @@ def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
     result = ops.permute(x, list(dims))
     if transposes:
         result._transpose_of = lambda: x
+    if hasattr(x, "_unfinished"):
+        mark_unfinished(result, x._unfinished.permuted(dims))
     return result
 
 
@@ -207,6 +211,23 @@ def _remember_transpose(result: TensorValue, x: TensorValue, same: Callable[[Ten
         source, shape = x._transpose_of, result.shape
         swapped = [*shape[:-2], shape[-1], shape[-2]]
         result._transpose_of = lambda: same(source(), swapped)
+
+
+def mark_unfinished(x: TensorValue, unfinished: Any) -> None:
+    """Note on a value what an op that reads it may ask for in its place; see `library_products.py`."""
+    if unfinished is not None:
+        x._unfinished = unfinished
+
+
+def finish(x: TensorValue) -> None:
+    """Forget what :func:`mark_unfinished` noted: the value itself is needed."""
+    if hasattr(x, "_unfinished"):
+        del x._unfinished
+
+
+def unfinished_of(x: TensorValue) -> Any:
+    """What :func:`mark_unfinished` noted, or ``None``."""
+    return getattr(x, "_unfinished", None)
 
 
 def move_axis(x: TensorValue, source: int, destination: int) -> TensorValue:

@@ -42,9 +42,14 @@ class NodeContext:
 
 @dataclass(frozen=True)
 class CodeSettings:
-    """Torch's global settings that change what a lowering emits; part of the cache key."""
+    """What else changes what a lowering emits; part of the cache key.
+
+    ``float32_matmul_precision`` is torch's setting, ``gpu`` the programming interface of the region's GPU (``cuda``,
+    ``hip``), empty on a CPU.
+    """
 
     float32_matmul_precision: str = "highest"
+    gpu: str = ""
 
 
 _current: ContextVar[NodeContext] = ContextVar("torch_max_backend_node")

@@ -2,7 +2,8 @@
 
 On a CPU they are computed by a kernel of this project (`mojo_kernels/gemm.mojo`), which sums 16-bit floats in float32:
 MAX's compiles for 25 s and more, and its batched one sums them in 16 bits. A second operand that is a permuted
-``[N, K]`` weight is read as it is. On a GPU MAX's kernels are used, whose compiler folds the permute into the product.
+``[N, K]`` weight is read as it is. On NVIDIA's GPUs the library that torch uses multiplies (`library_products.py`), on
+others MAX's kernels, whose compiler folds the permute into the product.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import out_dtype, out_shape, settings
 from torch_max_backend.aten_functions.dtypes import Operand, accumulator
+from torch_max_backend.aten_functions.library_products import DTYPES as LIBRARY_DTYPES
+from torch_max_backend.aten_functions.library_products import is_library_used, library_product
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.errors import Unsupported
 
@@ -41,6 +44,9 @@ def product(a: TensorValue, b: TensorValue) -> TensorValue:
 def wide_product(a: TensorValue, b: TensorValue) -> TensorValue:
     """``a @ b`` in the dtype it is accumulated in, for callers that go on computing before they round."""
     wide = accumulator(a.dtype)
+    if is_library_used(a):
+        check_product(a.dtype, a.device)
+        return library_product(a, b, wide)
     if a.device.is_gpu():
         return cast(_multiply(a, b), wide)
     check_product(a.dtype, a.device)
@@ -70,6 +76,10 @@ def check_product(dtype: DType, device: DeviceRef) -> None:
         raise Unsupported("matrix products need numbers, got torch.bool")
     if not device.is_gpu():
         return
+    if settings().gpu == "cuda":
+        if dtype not in LIBRARY_DTYPES:
+            raise Unsupported(f"on a GPU matrices of floating point numbers are multiplied, got {dtype}")
+        return
     if dtype == DType.float32 and settings().float32_matmul_precision == "highest":
         raise Unsupported(
             "on a GPU MAX multiplies float32 matrices in TF32; "
@@ -80,8 +90,10 @@ def check_product(dtype: DType, device: DeviceRef) -> None:
 
 
 def _multiply(a: TensorValue, b: TensorValue) -> TensorValue:
-    """A product on a GPU."""
+    """A product on a GPU, in the dtype of its operands."""
     check_product(a.dtype, a.device)
+    if is_library_used(a):
+        return library_product(a, b)
     shape = [*a.shape[:-1], b.shape[-1]]
     if any(static(d) == 0 for d in (*shape, a.shape[-1])):
         return full(0, shape, a.dtype, a.device)
@@ -114,6 +126,16 @@ def _is(scalar: Operand, value: int) -> bool:
     return not isinstance(scalar, TensorValue) and scalar == value
 
 
+def _plus_row(self: TensorValue, a: TensorValue, b: TensorValue, beta: Operand, alpha: Operand) -> TensorValue | None:
+    """``self + a @ b`` by the kernel that multiplies, where ``self`` is a row that it can add."""
+    is_row = self.rank == 1 or (self.rank == 2 and self.shape[0] == 1)
+    if not is_library_used(a) or not is_row or self.shape[-1] != b.shape[-1] or b.shape[-1] == 1:
+        return None
+    if not (_is(beta, 1) and _is(alpha, 1)) or a.dtype == DType.float64 or not a.dtype == self.dtype == out_dtype():
+        return None
+    return library_product(a, b, bias=self)
+
+
 def _blend(self: TensorValue, prod: TensorValue, beta: Operand, alpha: Operand) -> TensorValue:
     """``beta * self + alpha * prod``, rounded once; as in BLAS, a factor of zero drops its operand, NaN and all."""
     if _is(alpha, 0):
@@ -131,7 +153,7 @@ def _blend(self: TensorValue, prod: TensorValue, beta: Operand, alpha: Operand) 
 # -- plain products --------------------------------------------------------------------------------------------------
 # mm(Tensor self, Tensor mat2) -> Tensor
 # bmm(Tensor self, Tensor mat2) -> Tensor
-@map_to(aten.mm.default, aten.bmm.default, how="max", limits="GPU: float32 only at precision 'high' or 'medium'")
+@map_to(aten.mm.default, aten.bmm.default, how="max", limits="AMD's GPUs: float32 only at precision 'high' or 'medium'")
 def mm(self: TensorValue, mat2: TensorValue) -> TensorValue:
     return product(self, mat2)
 
@@ -146,6 +168,8 @@ def mm_dtype(self: TensorValue, mat2: TensorValue, out_dtype: object) -> TensorV
 def _product_into(a: TensorValue, b: TensorValue) -> TensorValue:
     """A product of 16-bit floats in float32. TF32 holds 16-bit floats exactly, so a GPU may use it for this."""
     wide = out_dtype()
+    if is_library_used(a):
+        return cast(wide_product(a, b), wide)
     if a.device.is_gpu() and a.dtype in HALVES and static(b.shape[-1]) != 0 and static(a.shape[-1]) != 0:
         return ops.matmul(cast(a, wide), rebind(cast(b, wide), [*a.shape[:-2], a.shape[-1], b.shape[-1]]))
     return cast(wide_product(a, b), wide)
@@ -174,6 +198,9 @@ def linear(input: TensorValue, weight: TensorValue, bias: TensorValue | None = N
     right = permute(weight, [1, 0]) if weight.rank == 2 else reshape(weight, [weight.shape[0], 1])
     if bias is None:
         return reshape(product(rows, right), out_shape())
+    whole = _plus_row(bias, rows, right, 1, 1)
+    if whole is not None:
+        return reshape(whole, out_shape())
     return reshape(_blend(bias, wide_product(rows, right), 1, 1), out_shape())
 
 
@@ -183,7 +210,8 @@ def linear(input: TensorValue, weight: TensorValue, bias: TensorValue | None = N
 def addmm(
     self: TensorValue, mat1: TensorValue, mat2: TensorValue, *, beta: Operand = 1, alpha: Operand = 1
 ) -> TensorValue:
-    return _blend(self, wide_product(mat1, mat2), beta, alpha)
+    whole = _plus_row(self, mat1, mat2, beta, alpha)
+    return _blend(self, wide_product(mat1, mat2), beta, alpha) if whole is None else whole
 
 
 # addmm.dtype(Tensor self, Tensor mat1, Tensor mat2, ScalarType out_dtype, *, Scalar beta=1, Scalar alpha=1) -> Tensor

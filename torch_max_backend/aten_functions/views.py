@@ -26,6 +26,7 @@ from torch_max_backend.aten_functions.common import (
     reshape,
     static,
     tensor,
+    unfinished_of,
 )
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape, promise
 from torch_max_backend.aten_functions.dtypes import TO_MAX
@@ -190,6 +191,11 @@ def take_slice(
         first = min(max(first + size if first < 0 else first, 0), size)
     if first == 0 and step == 1 and Dim(length) == x.shape[axis]:
         return x
+    source = unfinished_of(x)
+    if source is not None and step == 1 and first is not None and count is not None:
+        piece: TensorValue | None = source.piece(axis, first, count)
+        if piece is not None:
+            return piece
     before = [slice(None)] * axis
     if static(step) == 1 and (is_inside or (first is not None and first >= 0)):
         begin = first if first is not None else 0 if start is None else start

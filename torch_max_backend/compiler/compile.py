@@ -28,7 +28,7 @@ from torch_max_backend.compiler.job import (
 )
 from torch_max_backend.compiler.key import key_of, key_parts
 from torch_max_backend.compiler.lowering import refuse_negative_numbers
-from torch_max_backend.compiler.machine import elsewhere
+from torch_max_backend.compiler.machine import Target, elsewhere
 from torch_max_backend.compiler.pool import is_closing
 from torch_max_backend.compiler.store import Store
 from torch_max_backend.compiler.stores import store_for as store_for
@@ -206,18 +206,20 @@ class Lookup:
         return [self.models[job.key] for job in self.jobs]
 
 
-def code_settings() -> CodeSettings:
-    """Torch's settings, as far as they change code."""
-    return CodeSettings(torch.get_float32_matmul_precision())
+def code_settings(target: Target) -> CodeSettings:
+    """Torch's settings and the target, as far as they change code."""
+    return CodeSettings(torch.get_float32_matmul_precision(), target.api)
 
 
 def _look_up(regions: list[Region], options: Options) -> Lookup:
-    store, settings = store_for(options), code_settings()
+    store = store_for(options)
     found = Lookup(store, CompileStats(len(regions)))
     for region in regions:
         refuse_negative_numbers(region)
         devices = devices_of(region)
-        parts = key_parts(region, settings, target_for(devices)[1])
+        target, name = target_for(devices)
+        settings = code_settings(target)
+        parts = key_parts(region, settings, name)
         found.jobs.append(Job(region, key_of(parts), parts, devices, settings, store))
         found.stats.keys.append(found.jobs[-1].key)
     for job in found.jobs:

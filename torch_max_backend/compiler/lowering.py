@@ -12,7 +12,7 @@ from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, Module, St
 from torch import fx
 
 from torch_max_backend.aten_functions.broadcasts import COMBINING, operands_of, shape_of
-from torch_max_backend.aten_functions.common import materialized, permute
+from torch_max_backend.aten_functions.common import finish, materialized, permute
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.dtypes import max_dtype
@@ -152,6 +152,8 @@ class _Builder:
         ]
         if several:
             return kept
+        if kept[0] is not None and not _may_be_replaced(node):
+            finish(kept[0])
         return materialized(kept[0]) if node in self.written and kept[0] is not None else kept[0]
 
     def _call(self, node: fx.Node) -> Any:
@@ -221,6 +223,16 @@ class _Builder:
         if list(tensor.shape) == list(promised.shape):
             return tensor
         return ops.rebind(tensor, list(promised.shape))
+
+
+CUTS = frozenset({"split", "split_with_sizes", "unsafe_split", "unbind", "select", "slice"})
+
+
+def _may_be_replaced(node: fx.Node) -> bool:
+    """Whether what reads the node's value may compute another in its place: one reader, or readers of parts."""
+    return len(node.users) == 1 or all(
+        getattr(getattr(user.target, "overloadpacket", None), "__name__", "") in CUTS for user in node.users
+    )
 
 
 def broadcast_results(region: Region) -> set[fx.Node]:

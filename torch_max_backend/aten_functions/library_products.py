@@ -1,0 +1,161 @@
+"""Matrix products on NVIDIA GPUs, by cuBLASLt: see `mojo_kernels/blas.mojo`.
+
+MAX 26.7 has kernels of its own there, but they are silently wrong for rows of odd width, take two thirds longer with
+weights stored ``[K, N]``, compute float32 in TF32, and each shape compiles for half a minute.
+
+A product can do more while it writes its result than its own node asks for. So a result is *unfinished*: it knows its
+operands, and an op that follows, such as an activation or the cut into queries, keys and values, may ask for another
+product in its place. What nobody reads then, MAX removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from max.dtype import DType
+from max.graph import Dim, TensorValue, ops
+
+from torch_max_backend.aten_functions.common import (
+    full,
+    mark_unfinished,
+    mojo_op,
+    numel,
+    permute,
+    rebind,
+    reshape,
+    static,
+    transpose_of,
+)
+from torch_max_backend.aten_functions.context import settings
+
+DTYPES = (DType.bfloat16, DType.float16, DType.float32, DType.float64)
+
+
+def is_library_used(x: TensorValue) -> bool:
+    """Whether products of ``x`` are the library's."""
+    return x.device.is_gpu() and settings().gpu == "cuda"
+
+
+@dataclass(frozen=True)
+class Product:
+    """``activation(a @ b + bias)`` of batches of matrices, as they are stored.
+
+    ``a`` is ``[A, M, K]`` or, if transposed, ``[A, K, M]``; ``b`` is ``[B, K, N]`` or ``[B, N, K]``; ``A`` and ``B``
+    are the number of products or 1. ``bias`` has ``N`` elements. The result has the dtype ``result``.
+    """
+
+    a: TensorValue
+    b: TensorValue
+    a_is_transposed: bool
+    b_is_transposed: bool
+    bias: TensorValue | None
+    result: DType
+    activation: str = "none"
+
+    @property
+    def rows(self) -> Dim:
+        """M."""
+        return self.a.shape[2 if self.a_is_transposed else 1]
+
+    @property
+    def columns(self) -> Dim:
+        """N."""
+        return self.b.shape[1 if self.b_is_transposed else 2]
+
+    def compute(self, pieces: int = 1) -> TensorValue:
+        """The products ``[max(A, B), M, N]``, or ``[pieces, M, N / pieces]`` of one whose columns are cut evenly."""
+        count = Dim(pieces) if pieces > 1 else (self.b if self.a.shape[0] == 1 else self.a).shape[0]
+        columns = self.columns // pieces if pieces > 1 else self.columns
+        parameters = {
+            "transposed_a": self.a_is_transposed,
+            "transposed_b": self.b_is_transposed,
+            "has_bias": self.bias is not None,
+            "tf32": self.a.dtype == DType.float32 and settings().float32_matmul_precision != "highest",
+            "activation": self.activation,
+        }
+        bias = _rows_of(self.a) if self.bias is None else reshape(self.bias, [pieces, columns])  # some tensor is needed
+        shape = [count, self.rows, columns]
+        return mojo_op("tmb_library_product", [self.a, self.b, bias], [(self.result, shape)], parameters)[0]
+
+
+def library_product(
+    a: TensorValue, b: TensorValue, result: DType | None = None, bias: TensorValue | None = None
+) -> TensorValue:
+    """``a @ b + bias``, in the dtype ``result``, by default that of ``a``.
+
+    Args:
+        a: ``[*batch, M, K]``.
+        b: ``[*batch, K, N]``.
+        bias: ``N`` elements of the dtype ``result``, which is not float64; for single products.
+    """
+    result = result or a.dtype
+    shape = [*a.shape[:-1], b.shape[-1]]
+    if any(static(d) == 0 for d in (*shape, a.shape[-1])):
+        zeros = full(0, shape, result, a.device)
+        return zeros if bias is None else ops.add(zeros, bias)
+    b = rebind(b, [*a.shape[:-2], a.shape[-1], b.shape[-1]])
+    left, right = transpose_of(a), transpose_of(b)
+    first, second = a if left is None else left, b if right is None else right
+    count = numel(a.shape[:-2])
+    first, second = (reshape(x, [count, *x.shape[-2:]]) for x in (first, second))
+    product = Product(first, second, left is not None, right is not None, bias, result)
+    y = reshape(product.compute(), shape)
+    if a.rank == 2:
+        mark_unfinished(y, Unfinished(product, (shape[0],), (shape[1],)))
+    return y
+
+
+def _rows_of(x: TensorValue) -> TensorValue:
+    """``[A, M, K]`` as ``[A * M, K]``."""
+    return reshape(x, [x.shape[0] * x.shape[1], x.shape[2]])
+
+
+# -- what a product may still become -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Unfinished:
+    """A product ``[M, N]`` that is seen as ``[*lead, *tail]``, permuted by ``order``."""
+
+    product: Product
+    lead: tuple[Dim, ...]
+    tail: tuple[Dim, ...]
+    order: tuple[int, ...] | None = None
+    made: dict[int, TensorValue] = field(default_factory=dict)
+
+    def activated(self, activation: str) -> TensorValue | None:
+        """The product behind an activation; ``None`` if the library cannot."""
+        if self.product.activation != "none" or self.product.result == DType.float64:
+            return None
+        return self._seen(replace(self.product, activation=activation).compute(), self.tail)
+
+    def piece(self, axis: int, start: int, size: int) -> TensorValue | None:
+        """Elements ``start`` to ``start + size`` along an axis, as a tensor that is dense by itself; ``None`` where the
+        pieces are not equal parts of the columns."""
+        if (axis if self.order is None else self.order[axis]) != len(self.lead):
+            return None
+        length = static(self.tail[0])
+        if not length or not 0 < size < length or length % size or start % size:
+            return None
+        pieces = length // size
+        if pieces not in self.made:
+            self.made[pieces] = self.product.compute(pieces)
+        one = ops.squeeze(self.made[pieces][start // size : start // size + 1], 0)
+        return self._seen(one, (Dim(size), *self.tail[1:]))
+
+    def _seen(self, product: TensorValue, tail: Sequence[Dim]) -> TensorValue:
+        x = reshape(product, [*self.lead, *tail])
+        return x if self.order is None else permute(x, self.order)
+
+    def reshaped(self, shape: Sequence[Dim]) -> Unfinished | None:
+        """The same product seen in another shape, if that keeps rows and columns apart."""
+        if self.order is not None:
+            return None
+        for k in range(len(shape) + 1):
+            if numel(shape[:k]) == numel(self.lead) and numel(shape[k:]) == numel(self.tail):
+                return replace(self, lead=tuple(shape[:k]), tail=tuple(shape[k:]))
+        return None
+
+    def permuted(self, dims: Sequence[int]) -> Unfinished:
+        """The same product with its dimensions in another order."""
+        order = range(len(self.lead) + len(self.tail)) if self.order is None else self.order
+        return replace(self, order=tuple(order[d] for d in dims))
