@@ -49,7 +49,11 @@ def library_type[T: DType]() -> Int32:
 
 
 def check(status: Int32, what: StaticString) raises:
-    """Raise what went wrong, in words."""
+    """Raise what went wrong, in words.
+
+    What is handed to a C function is handed as a pointer, never as an address: the compiler lets go of a value after the
+    last use that it sees.
+    """
     if status != 0:
         raise Error("cuBLASLt cannot ", what, ": status ", status)
 
@@ -65,8 +69,10 @@ struct Library(Movable):
             self.library = OwnedDLHandle("libcublasLt.so.13")
         except:
             self.library = OwnedDLHandle("libcublasLt.so.12")
-        self.handle = 0
-        check(self.library.call["cublasLtCreate", Int32](Int(Pointer(to=self.handle))), "start")
+        var handle = stack_allocation[1, UInt64]()
+        var status = self.library.call["cublasLtCreate", Int32](handle)
+        self.handle = handle[unsafe_offset=0]
+        check(status, "start")
 
 
 def library_for(device: Int64) raises -> Pointer[Library, MutUntrackedOrigin]:
@@ -154,7 +160,7 @@ struct Product(Copyable, Movable):
         var size = DESC_WORDS * 8
         check(
             library.library.call["cublasLtMatmulDescInit_internal", Int32](
-                Int(plan), size, self.compute, self.scale
+                plan, size, self.compute, self.scale
             ),
             "describe a product",
         )
@@ -172,7 +178,7 @@ struct Product(Copyable, Movable):
         """Ask for the algorithm that should be fastest, and note it and the workspace it needs in the plan."""
         var preference = stack_allocation[PREFERENCE_WORDS, UInt64]()
         check(
-            library.library.call["cublasLtMatmulPreferenceInit_internal", Int32](Int(preference), PREFERENCE_WORDS * 8),
+            library.library.call["cublasLtMatmulPreferenceInit_internal", Int32](preference, PREFERENCE_WORDS * 8),
             "state preferences",
         )
         comptime setter = StaticString("cublasLtMatmulPreferenceSetAttribute")
@@ -183,23 +189,24 @@ struct Product(Copyable, Movable):
         set_attribute[setter](library, words, PREFER_ALIGNMENT + 2, UInt32(self.aligned.result))
         set_attribute[setter](library, words, PREFER_ALIGNMENT + 3, UInt32(self.aligned.result))
         var results = stack_allocation[RESULT_WORDS, UInt64]()
-        var found = Int32(0)
+        var found = stack_allocation[1, Int32]()
+        found[unsafe_offset=0] = 0
         check(
             library.library.call["cublasLtMatmulAlgoGetHeuristic", Int32](
                 library.handle,
-                Int(plan),
-                Int(plan.unsafe_offset(Plan.first)),
-                Int(plan.unsafe_offset(Plan.second)),
-                Int(plan.unsafe_offset(Plan.result)),
-                Int(plan.unsafe_offset(Plan.result)),
-                Int(words),
+                plan,
+                plan.unsafe_offset(Plan.first),
+                plan.unsafe_offset(Plan.second),
+                plan.unsafe_offset(Plan.result),
+                plan.unsafe_offset(Plan.result),
+                words,
                 Int32(1),
-                Int(results),
-                Int(Pointer(to=found)),
+                results,
+                found,
             ),
             "choose an algorithm",
         )
-        if found == 0:
+        if found[unsafe_offset=0] == 0:
             raise Error("cuBLASLt has no algorithm for the product ", self.first, " x ", self.second)
         for i in range(ALGORITHM_WORDS + 1):  # the size of the workspace follows the algorithm
             plan[unsafe_offset=Plan.algorithm + i] = results[unsafe_offset=i]
@@ -219,18 +226,16 @@ struct Alignments(TrivialRegisterPassable, Writable):
 
 def set_attribute[setter: StaticString, T: DType](library: Library, words: Words, name: Int32, value: Scalar[T]) raises:
     """Set one attribute of a descriptor."""
-    var held = value
-    check(
-        library.library.call[setter, Int32](Int(words), name, Int(Pointer(to=held)), size_of[Scalar[T]]()),
-        "set an attribute",
-    )
+    var held = stack_allocation[1, Scalar[T]]()
+    held[unsafe_offset=0] = value
+    check(library.library.call[setter, Int32](words, name, held, size_of[Scalar[T]]()), "set an attribute")
 
 
 def describe_matrix(library: Library, words: Words, type: Int32, matrix: Matrix, count: Int) raises:
     """The layout of a batch of matrices."""
     check(
         library.library.call["cublasLtMatrixLayoutInit_internal", Int32](
-            Int(words), LAYOUT_WORDS * 8, type, matrix.rows, matrix.columns, matrix.step
+            words, LAYOUT_WORDS * 8, type, matrix.rows, matrix.columns, matrix.step
         ),
         "describe a matrix",
     )
@@ -265,24 +270,25 @@ def multiply[
         var words = description.unsafe_origin_cast[MutUntrackedOrigin]()
         if bias != 0:
             set_attribute["cublasLtMatmulDescSetAttribute"](library[], words, DESC_BIAS_POINTER, UInt64(bias))
-        var one, nothing = Scalar[W](1), Scalar[W](0)
+        var one, nothing = stack_allocation[1, Scalar[W]](), stack_allocation[1, Scalar[W]]()
+        one[unsafe_offset=0], nothing[unsafe_offset=0] = 1, 0
         var needed = Int(plan[unsafe_offset=Plan.workspace])
         var workspace = current.enqueue_create_buffer[DType.uint8](max(needed, 16))
         check(
             library[].library.call["cublasLtMatmul", Int32](
                 library[].handle,
-                Int(words),
-                Int(Pointer(to=one)),
+                words,
+                one,
                 first,
-                Int(plan.unsafe_offset(Plan.first)),
+                plan.unsafe_offset(Plan.first),
                 second,
-                Int(plan.unsafe_offset(Plan.second)),
-                Int(Pointer(to=nothing)),
+                plan.unsafe_offset(Plan.second),
+                nothing,
                 result,
-                Int(plan.unsafe_offset(Plan.result)),
+                plan.unsafe_offset(Plan.result),
                 result,
-                Int(plan.unsafe_offset(Plan.result)),
-                Int(plan.unsafe_offset(Plan.algorithm)),
+                plan.unsafe_offset(Plan.result),
+                plan.unsafe_offset(Plan.algorithm),
                 Int(workspace.unsafe_ptr()),
                 needed,
                 CUDA(current.stream()),

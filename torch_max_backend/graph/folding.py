@@ -49,22 +49,22 @@ def fold_constants(gm: fx.GraphModule) -> None:
     Left as they are: random and uninitialised values, effects, ops that the user lowers, values above
     :data:`LARGEST_CONSTANT`, and what an output shares memory with, since every call returns fresh memory.
     """
-    constants = _constant_nodes(gm)
-    wanted = [n for n in gm.graph.nodes if n in constants and _is_read_outside(n, constants) and not _is_fill(n)]
+    constants = constant_nodes(gm)
+    read = _read_outside(gm, constants)
+    wanted = [n for n in gm.graph.nodes if n in read and not _is_fill(n)]
     if not wanted:
         return
-    with _disable_current_modes(), torch.no_grad():
-        for node, value in _evaluate(gm, wanted).items():
-            with gm.graph.inserting_before(node):
-                device = tensors_of(value_of(node))[0].device
-                folded = _fill(gm, value, device) or _attribute(gm, f"_folded_{node.name}", value, device)
-            folded.meta.update(val=value_of(node), stack_trace=node.meta.get("stack_trace"))
-            node.replace_all_uses_with(folded)
+    for node, value in evaluate(gm, wanted).items():
+        with _disable_current_modes(), gm.graph.inserting_before(node):
+            device = tensors_of(value_of(node))[0].device
+            folded = _fill(gm, value, device) or _attribute(gm, f"_folded_{node.name}", value, device)
+        folded.meta.update(val=value_of(node), stack_trace=node.meta.get("stack_trace"))
+        node.replace_all_uses_with(folded)
     gm.graph.eliminate_dead_code(lambda n: n not in constants)
 
 
-def _constant_nodes(gm: fx.GraphModule) -> set[fx.Node]:
-    """All nodes that may be folded, and the attributes that they read."""
+def constant_nodes(gm: fx.GraphModule, largest: int = LARGEST_CONSTANT) -> set[fx.Node]:
+    """All nodes of up to ``largest`` bytes that depend on no input, and the attributes that they read."""
     returned = {storage_key(t) for n in gm.graph.output_node().all_input_nodes for t in tensors_of(value_of(n))}
     found: set[fx.Node] = set()
     for node in gm.graph.nodes:
@@ -72,12 +72,12 @@ def _constant_nodes(gm: fx.GraphModule) -> set[fx.Node]:
             found.add(node)
         elif node.op == "call_function" and all(n in found for n in node.all_input_nodes):
             value = value_of(node)
-            if _may_run_now(node) and isinstance(value, torch.Tensor) and storage_key(value) not in returned:
+            if _may_run_now(node, largest) and isinstance(value, torch.Tensor) and storage_key(value) not in returned:
                 found.add(node)
     return found
 
 
-def _may_run_now(node: fx.Node) -> bool:
+def _may_run_now(node: fx.Node, largest: int) -> bool:
     target, value = node.target, value_of(node)
     if not isinstance(target, OpOverload) or not isinstance(value, torch.Tensor) or symbols_of(value):
         return False
@@ -89,21 +89,32 @@ def _may_run_now(node: fx.Node) -> bool:
         and (lowering is None or lowering.is_own)
         and target not in aten_functions.torch_ops
         and is_plain(value)
-        and order_of(value) is not None
-        and value.numel() * value.element_size() <= LARGEST_CONSTANT
+        and value.numel() * value.element_size() <= largest
         and (value.device.type == "cpu" or torch.cuda.is_available() or elsewhere() is not None)
     )
 
 
-def _is_read_outside(node: fx.Node, constants: set[fx.Node]) -> bool:
-    return node.op == "call_function" and any(user not in constants for user in node.users)
+def _read_outside(gm: fx.GraphModule, constants: set[fx.Node]) -> set[fx.Node]:
+    """The constants that the rest of the graph reads, directly or through views with gaps or repeats in memory.
+
+    Such views are computed in every call: as values of their own they would be larger than what they are made from.
+    """
+    read: set[fx.Node] = set()
+    repeated: set[fx.Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if node not in constants or node.op != "call_function":
+            continue
+        if any(user not in constants or user in repeated for user in node.users):
+            (read if order_of(tensors_of(value_of(node))[0]) is not None else repeated).add(node)
+    return read
 
 
 def _is_fill(node: fx.Node) -> bool:
     return getattr(node.target, "overloadpacket", None) in FILLS
 
 
-def _evaluate(gm: fx.GraphModule, wanted: list[fx.Node]) -> dict[fx.Node, torch.Tensor]:
+@torch.no_grad()
+def evaluate(gm: fx.GraphModule, wanted: list[fx.Node]) -> dict[fx.Node, torch.Tensor]:
     """The values of ``wanted``, by running them and what they depend on; what raises will raise when it is called."""
     values: dict[fx.Node, torch.Tensor] = {}
 
@@ -117,13 +128,14 @@ def _evaluate(gm: fx.GraphModule, wanted: list[fx.Node]) -> dict[fx.Node, torch.
         return values[node]
 
     found = {}
-    for node in wanted:
-        try:
-            found[node] = value(node)
-        except Exception as error:  # whatever an op may raise
-            log.info("%s is not folded: %s", node, error)
-    for device in {v.device for v in found.values() if v.is_cuda}:
-        torch.cuda.synchronize(device)  # calls may come from any stream
+    with _disable_current_modes():
+        for node in wanted:
+            try:
+                found[node] = value(node)
+            except Exception as error:  # whatever an op may raise
+                log.info("%s is not folded: %s", node, error)
+        for device in {v.device for v in found.values() if v.is_cuda}:
+            torch.cuda.synchronize(device)  # calls may come from any stream
     return found
 
 

@@ -9,6 +9,8 @@ from torch import fx
 
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.graph.folding import fold_constants
+from torch_max_backend.graph.gelu import recognize_gelu
+from torch_max_backend.graph.masks import simplify_masks
 from torch_max_backend.graph.tensors import order_of, tensors_of, value_of
 
 aten = torch.ops.aten
@@ -96,4 +98,4 @@ def _has_symbols(value: torch.Tensor) -> bool:
     return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
-PASSES = [fold_constants, split_dropout, free_random_ops]
+PASSES = [simplify_masks, fold_constants, recognize_gelu, split_dropout, free_random_ops]

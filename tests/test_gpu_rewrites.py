@@ -1,0 +1,108 @@
+"""Graph passes that concern GPUs, on graphs of fake GPU tensors. Nothing is compiled here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_max_backend.compiler.machine import Machine
+from torch_max_backend.graph.folding import fold_constants
+from torch_max_backend.graph.gelu import recognize_gelu
+from torch_max_backend.graph.masks import kind_of, simplify_masks
+
+aten = torch.ops.aten
+SIZE = 8
+
+
+@pytest.fixture(autouse=True)
+def elsewhere() -> Iterator[None]:
+    with Machine.parse("cuda:sm_90a").pretended():
+        yield
+
+
+def traced(function: Callable[..., object], *shapes: tuple[int, ...]) -> fx.GraphModule:
+    inputs = [torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
+    return make_fx(function)(*inputs)
+
+
+def attention(mask: Callable[[], torch.Tensor]) -> fx.Node:
+    """The attention node after the pass, with the mask that a model would build from positions."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        zero, hidden = (torch.scalar_tensor(x, device="cuda", dtype=torch.bfloat16) for x in (0.0, float("-inf")))
+        bias = torch.where(mask(), zero, hidden).expand(2, 4, SIZE, SIZE)
+        return aten._scaled_dot_product_efficient_attention(q, k, v, bias, False)[0]
+
+    gm = traced(attend, *[(2, 4, SIZE, 16)] * 3)
+    simplify_masks(gm)
+    (node,) = gm.graph.find_nodes(op="call_function", target=aten._scaled_dot_product_efficient_attention.default)
+    return node
+
+
+def positions() -> torch.Tensor:
+    return torch.arange(SIZE, device="cuda").expand(2, SIZE)
+
+
+def test_a_triangle_becomes_is_causal() -> None:
+    node = attention(lambda: positions()[:, None, None, :] <= positions()[:, None, :, None])
+    assert node.args[3] is None and node.args[6] is True
+
+
+def test_a_mask_that_hides_nothing_goes_away() -> None:
+    node = attention(lambda: positions()[:, None, None, :] >= 0)
+    assert node.args[3] is None and node.args[6] is False
+
+
+@pytest.mark.parametrize("window", [2, 3])
+def test_other_masks_stay(window: int) -> None:
+    def banded() -> torch.Tensor:
+        row, column = positions()[:, None, :, None], positions()[:, None, None, :]
+        return (column <= row) & (column > row - window)
+
+    assert isinstance(attention(banded).args[3], fx.Node)
+
+
+def test_kinds_of_masks() -> None:
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        hidden = torch.full((1, 5, 5), float("-inf")).triu(1)
+        assert kind_of(hidden) == "triangle"
+        assert kind_of(torch.full((5, 5), torch.finfo(torch.float32).min).triu(1)) == "triangle"
+        assert kind_of(hidden.expand(3, 5, 5)) == "triangle"
+        assert kind_of(torch.zeros(5, 7)) == "nothing"
+        for other in (hidden[:, :4], hidden.mT, hidden.triu(2), torch.full((5, 5), -1e4).triu(1), -hidden):
+            assert kind_of(torch.nan_to_num(other, nan=0.0)) == ""
+
+
+def _written_out(x: torch.Tensor, cubic: float = 0.044715) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + cubic * torch.pow(x, 3.0))))
+
+
+def test_a_written_out_gelu_is_recognized() -> None:
+    gm = traced(lambda x: _written_out(x), (4, 4))
+    recognize_gelu(gm)
+    (node,) = [n for n in gm.graph.nodes if n.op == "call_function"]
+    assert node.target is aten.gelu.default and node.kwargs == {"approximate": "tanh"}
+
+
+def test_what_only_resembles_gelu_stays() -> None:
+    def shared(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inner = torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0)))
+        return 0.5 * x * (1.0 + inner), inner
+
+    for function in (lambda x: _written_out(x, 0.04), shared):
+        gm = traced(function, (4, 4))
+        recognize_gelu(gm)
+        assert not gm.graph.find_nodes(op="call_function", target=aten.gelu.default)
+
+
+def test_positions_that_are_repeated_fold() -> None:
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(positions()[:, :, None] < positions()[:, None, :], 0.0)
+
+    gm = traced(masked, (2, SIZE, SIZE))
+    fold_constants(gm)
+    assert [n.target for n in gm.graph.nodes if n.op == "call_function"] == [aten.masked_fill.Scalar]
