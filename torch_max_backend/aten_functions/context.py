@@ -45,6 +45,8 @@ class CodeSettings:
     """Torch's global settings that change what a lowering emits; part of the cache key."""
 
     float32_matmul_precision: str = "highest"
+    convolution_tf32: bool = True
+    convolution_deterministic: bool = False
 
 
 _current: ContextVar[NodeContext] = ContextVar("torch_max_backend_node")

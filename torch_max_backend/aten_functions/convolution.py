@@ -19,15 +19,17 @@ from typing import Any
 import numpy as np
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
-from max.graph.type import FilterLayout
 
+from torch_max_backend.aten_functions import vendor_convolution
 from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, numel, permute, reshape, static
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.integer_convolution import convolve_integers
+from torch_max_backend.aten_functions.layout import add_per_channel
 from torch_max_backend.aten_functions.matmul import product
 from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.aten_functions.vendor_convolution import Spatial
 from torch_max_backend.aten_functions.windows import cut_axis, pad_axis, spread_axis
 from torch_max_backend.errors import Unsupported
 
@@ -74,18 +76,6 @@ NOTHING = Epilogue()
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------------
-def _channels_last(x: TensorValue) -> TensorValue:
-    """``[N, C, *S]`` as ``[N, *S, C]``, as a transpose of matrices: MAX's general permute takes twice the time."""
-    flat = reshape(x, [x.shape[0], x.shape[1], numel(x.shape[2:])])
-    return reshape(permute(flat, [0, 2, 1]), [x.shape[0], *x.shape[2:], x.shape[1]])
-
-
-def _channels_first(x: TensorValue) -> TensorValue:
-    """The inverse of :func:`_channels_last`."""
-    flat = reshape(x, [x.shape[0], numel(x.shape[1:-1]), x.shape[-1]])
-    return reshape(permute(flat, [0, 2, 1]), [x.shape[0], x.shape[-1], *x.shape[1:-1]])
-
-
 def _ints(name: str, values: Sequence[int | Dim], rank: int) -> tuple[int, ...]:
     """One number per spatial size; torch repeats a single one."""
     found = tuple(known(v, name) for v in values)
@@ -105,7 +95,7 @@ def _convolve(
     """``x [N, C, *S]`` with ``weight [F, C/groups, *K]`` to ``[N, F, *sizes]``; ``after`` pads the far ends, where that
     differs from the near ones. Only a CPU has an epilogue."""
     if x.device.is_gpu():
-        return _convolve_gpu(x, weight, bias, window, after or window.padding)
+        return _convolve_gpu(x, weight, bias, window, sizes, after or window.padding)
     more = [Dim(1)] * (3 - len(window.stride))
     shape = [x.shape[0], weight.shape[0], *more, *sizes]
     image, taps = (reshape(t, [*t.shape[:2], *more, *t.shape[2:]]) for t in (x, weight))
@@ -125,24 +115,16 @@ def _convolve(
 
 
 def _convolve_gpu(
-    x: TensorValue, weight: TensorValue, bias: TensorValue | None, window: Window, after: tuple[int, ...]
+    x: TensorValue,
+    weight: TensorValue,
+    bias: TensorValue | None,
+    window: Window,
+    sizes: Sequence[Dim],
+    after: tuple[int, ...],
 ) -> TensorValue:
-    if len(window.stride) == 1:
-        flat = Window((1, *window.stride), (0, *window.padding), (1, *window.dilation), window.groups)
-        return ops.squeeze(_convolve_gpu(ops.unsqueeze(x, 2), ops.unsqueeze(weight, 2), bias, flat, (0, *after)), 2)
-    spatial = len(window.stride)
-    convolution = ops.conv2d if spatial == 2 else ops.conv3d
-    y = convolution(
-        _channels_last(x),
-        weight,
-        window.stride,
-        window.dilation,
-        tuple(n for pair in zip(window.padding, after, strict=True) for n in pair),
-        window.groups,
-        bias,
-        filter_layout=FilterLayout.FCRS if spatial == 2 else FilterLayout.FCQRS,
-    )
-    return _channels_first(y)
+    spatial = Spatial(window.stride, window.padding, after, window.dilation)
+    y = vendor_convolution.convolve(x, weight, spatial, sizes)
+    return y if bias is None else add_per_channel(y, bias)
 
 
 # -- the transposed convolution ----------------------------------------------------------------------------------------
@@ -240,8 +222,6 @@ def _check(x: TensorValue, weight: TensorValue) -> None:
         raise Unsupported(f"1 to 3 spatial sizes with a batch, got {x.rank} and {weight.rank} dimensions")
     if x.dtype == DType.bool:
         raise Unsupported("convolutions are of numbers, got torch.bool")
-    if x.device.is_gpu() and x.dtype == DType.float64:
-        raise Unsupported("on a GPU MAX convolves float32, float16 and bfloat16, got float64")
 
 
 def _is_empty(*values: TensorValue) -> bool:
@@ -281,10 +261,15 @@ def convolution(
         return convolve_integers(input, weight, bias, geometry, window.groups, transposed, out_shape())
     if not transposed:
         return cast(_convolve(x, w, shift, window, out_shape()[2:]), out_dtype())
-    y = _convolve_transposed(x, w, window, out_shape()[2:])
-    if shift is not None:
-        y = ops.add(y, reshape(shift, [shift.shape[0], *[1] * len(window.stride)]))
-    return cast(y, out_dtype())
+    if x.device.is_gpu():
+        y = vendor_convolution.image_gradient(x, w, _spatial(window), out_shape())
+    else:
+        y = _convolve_transposed(x, w, window, out_shape()[2:])
+    return cast(y if shift is None else add_per_channel(y, shift), out_dtype())
+
+
+def _spatial(window: Window) -> Spatial:
+    return Spatial(window.stride, window.padding, window.padding, window.dilation)
 
 
 def finished_convolution(arguments: Sequence[Any], epilogue: Epilogue) -> TensorValue:
@@ -332,18 +317,35 @@ def convolution_backward(
     results: list[TensorValue | None] = [None, None, None]
     if _is_empty(grad_output, input, weight):
         return [full(0, out_shape(i), out_dtype(i), g.device) if m else None for i, m in enumerate(wanted)]
-    if wanted[0]:
+    if g.device.is_gpu():
+        results[:2] = _gradients_gpu(g, x, w, window, transposed, wanted)
+    elif wanted[0]:
         if transposed:
             results[0] = _convolve(g, w, None, window, x.shape[2:])
         else:
             results[0] = _convolve_transposed(g, w, window, list(x.shape[2:]))
-    if wanted[1]:
+    if wanted[1] and g.device.is_cpu():
         # A transposed convolution is the gradient of the plain one from its output to its input.
         results[1] = _weight_gradient(x, g, w, window) if transposed else _weight_gradient(g, x, w, window)
     if wanted[2]:
         rows = reshape(permute(g, [1, 0, *range(2, g.rank)]), [g.shape[1], g.shape[0] * numel(g.shape[2:])])
         results[2] = reshape(sum_along(cast(rows, accumulator(rows.dtype)), axis=1), [g.shape[1]])
     return [None if r is None else cast(r, out_dtype(i)) for i, r in enumerate(results)]
+
+
+def _gradients_gpu(
+    g: TensorValue, x: TensorValue, w: TensorValue, window: Window, transposed: bool, wanted: Sequence[bool]
+) -> list[TensorValue | None]:
+    """Those of the image and of the filter. A transposed convolution is the plain one's gradient, so roles change."""
+    spatial, of_x, of_w = _spatial(window), None, None
+    if wanted[0] and transposed:
+        of_x = vendor_convolution.convolve(g, w, spatial, x.shape[2:])
+    elif wanted[0]:
+        of_x = vendor_convolution.image_gradient(g, w, spatial, list(x.shape))
+    if wanted[1]:
+        small, image = (x, g) if transposed else (g, x)
+        of_w = vendor_convolution.filter_gradient(small, image, spatial, list(w.shape))
+    return [of_x, of_w]
 
 
 def _weight_gradient(small: TensorValue, image: TensorValue, weight: TensorValue, window: Window) -> TensorValue:

@@ -208,7 +208,8 @@ class Lookup:
 
 def code_settings() -> CodeSettings:
     """Torch's settings, as far as they change code."""
-    return CodeSettings(torch.get_float32_matmul_precision())
+    deterministic = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    return CodeSettings(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, deterministic)
 
 
 def _look_up(regions: list[Region], options: Options) -> Lookup:

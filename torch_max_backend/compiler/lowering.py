@@ -12,7 +12,7 @@ from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, Module, St
 from torch import fx
 
 from torch_max_backend.aten_functions.broadcasts import COMBINING, operands_of, shape_of
-from torch_max_backend.aten_functions.common import materialized, permute
+from torch_max_backend.aten_functions.common import materialized, permute, rebind
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.dtypes import max_dtype
@@ -122,7 +122,7 @@ class _Builder:
         inverse = sorted(range(len(order)), key=order.__getitem__)
         tensor = permute(value.tensor, inverse)
         dims = [self.region.dims.dim(e) for e in sizes_of(value_of(node))]
-        self.env[node] = tensor if list(tensor.shape) == dims else ops.rebind(tensor, dims)
+        self.env[node] = tensor if list(tensor.shape) == dims else rebind(tensor, dims)
 
     # -- one node ----------------------------------------------------------------------------------------------
     def _lower(self, node: fx.Node) -> Any:
@@ -218,9 +218,7 @@ class _Builder:
         if problem:
             raise NodeRefused(node, f"output {index} {problem}", is_mismatch=True)
         tensor: TensorValue = value
-        if list(tensor.shape) == list(promised.shape):
-            return tensor
-        return ops.rebind(tensor, list(promised.shape))
+        return tensor if list(tensor.shape) == list(promised.shape) else rebind(tensor, promised.shape)
 
 
 def broadcast_results(region: Region) -> set[fx.Node]:
