@@ -189,13 +189,16 @@ def axes_of(dims: int | Sequence[int] | None, rank: int) -> list[int]:
 
 
 def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
-    """``x.permute(dims)``; nothing for the identity, and one permutation for several in a row."""
+    """``x.permute(dims)``: one permutation for several in a row, and none where nothing moves in memory."""
     if list(dims) == list(range(x.rank)):
         return x
     moved = _moved(x)
     if moved is not None:
         source, first = moved
         return permute(source, [first[d] for d in dims])
+    wide = [d for d in dims if static(x.shape[d]) != 1]
+    if wide == sorted(wide):
+        return reshape(x, [x.shape[d] for d in dims])
     transposes = list(dims) == [*range(x.rank - 2), x.rank - 1, x.rank - 2]
     source = transpose_of(x) if transposes else None
     if source is not None:

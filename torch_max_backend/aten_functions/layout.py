@@ -1,7 +1,9 @@
-"""Images with their channels last in memory.
+"""Images with their channels last in memory, on a GPU.
 
-Torch's sizes are always ``[N, C, *S]``. On a GPU a value may lie as ``[N, *S, C]`` in memory and be permuted by
-:func:`~torch_max_backend.aten_functions.common.permute`, which moves nothing until an op asks for another order.
+Torch's sizes are always ``[N, C, *S]``. A value may lie as ``[N, *S, C]`` in memory and be permuted by
+:func:`~torch_max_backend.aten_functions.common.permute`, which moves nothing until an op asks for another order. Ops
+that look at each element by itself, norms and pools compute such images as they lie, so that a network of convolutions
+has no transposes inside.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ def last_order(rank: int) -> tuple[int, ...]:
 
 def is_channels_last(x: TensorValue) -> bool:
     """Whether the channels of ``x`` ``[N, C, *S]`` are known to lie last in memory."""
-    return x.rank > 2 and memory_order(x) == last_order(x.rank)
+    return x.rank > 2 and x.device.is_gpu() and memory_order(x) == last_order(x.rank)
 
 
 def channels_last(x: TensorValue) -> TensorValue:
@@ -36,6 +38,16 @@ def channels_last(x: TensorValue) -> TensorValue:
 def channels_first(x: TensorValue) -> TensorValue:
     """``[N, *S, C]`` as ``[N, C, *S]``; it stays as it is in memory."""
     return permute(x, (0, x.rank - 1, *range(1, x.rank - 1)))
+
+
+def as_rows(x: TensorValue) -> TensorValue:
+    """``[N, C, *S]`` as ``[N * S, C]`` where the channels lie last; ``x`` itself elsewhere."""
+    return reshape(channels_last(x), [numel([x.shape[0], *x.shape[2:]]), x.shape[1]]) if is_channels_last(x) else x
+
+
+def from_rows(y: TensorValue, x: TensorValue) -> TensorValue:
+    """The inverse of :func:`as_rows` of ``x``."""
+    return channels_first(reshape(y, [x.shape[0], *x.shape[2:], x.shape[1]])) if is_channels_last(x) else y
 
 
 def add_per_channel(x: TensorValue, vector: TensorValue) -> TensorValue:

@@ -33,9 +33,7 @@ class Spatial:
         more = 3 - len(self.stride)
         named = (("s", self.stride, 1), ("p", self.before, 0), ("q", self.after, 0), ("d", self.dilation, 1))
         return {
-            f"{name}{i}": n
-            for name, numbers, neutral in named
-            for i, n in enumerate([neutral] * more + list(numbers))
+            f"{name}{i}": n for name, numbers, neutral in named for i, n in enumerate([neutral] * more + list(numbers))
         }
 
 

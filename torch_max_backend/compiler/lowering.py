@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -10,12 +11,14 @@ import torch
 from max.dtype import DType
 from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, Module, StaticDim, TensorType, TensorValue, ops
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from torch_max_backend.aten_functions.broadcasts import COMBINING, operands_of, shape_of
 from torch_max_backend.aten_functions.common import materialized, permute, rebind
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.dtypes import max_dtype
+from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last, last_order
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.compiler.constants import fold_constant_ops
 from torch_max_backend.compiler.fusion import Chain, convolution_chains
@@ -157,7 +160,42 @@ class _Builder:
     def _call(self, node: fx.Node) -> Any:
         lowering = aten_functions.get(node.target)
         assert lowering is not None, f"{node.target} entered a region without a lowering"
+        if self._keeps_channels_last(node):
+            return self._call_channels_last(node, lowering.function)
         return lowering.function(*self._arguments(node), **map_nodes(dict(node.kwargs), self._argument))
+
+    def _keeps_channels_last(self, node: fx.Node) -> bool:
+        """Whether the node looks at each element by itself, and at an image that has its channels last in memory."""
+        value = value_of(node)
+        if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or not isinstance(value, torch.Tensor):
+            return False
+        if value.device.type == "cpu" or value.dim() < 3:
+            return False
+        operands = [v for n in node.all_input_nodes for v in _values_in(self.env.get(n))]
+        images = [v for v in operands if v.rank]
+        return all(v.rank == value.dim() for v in images) and any(
+            is_channels_last(v) and sizes_of(value_of(n)) == sizes_of(value)
+            for n in node.all_input_nodes
+            for v in _values_in(self.env.get(n))
+        )
+
+    def _call_channels_last(self, node: fx.Node, function: Callable[..., Any]) -> TensorValue:
+        """Call a lowering with images ``[N, *S, C]``, and tell it that its result is one."""
+
+        def turned(operand: Any) -> Any:
+            return channels_last(operand) if isinstance(operand, TensorValue) and operand.rank else operand
+
+        arguments = pytree.tree_map(turned, (self._arguments(node), map_nodes(dict(node.kwargs), self._argument)))
+        order = last_order(value_of(node).dim())
+        promised = self._promise(value_of(node))
+        promised = replace(promised, shape=tuple(promised.shape[d] for d in order))
+        context = NodeContext(str(node.target), (promised,), self.region.used_outputs[node], self.settings)
+        with lowering_node(context):
+            result = function(*arguments[0], **arguments[1])
+        problem = broken_promise(result, promised)
+        if problem:
+            raise ValueError(f"with channels last, its result {problem}")
+        return channels_first(result)
 
     def _call_chain(self, chain: Chain) -> TensorValue:
         norm = None
