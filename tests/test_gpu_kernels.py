@@ -53,7 +53,7 @@ CASES = {
     "pointwise": ["empty", "gcd", "integer_powers"],
     "polynomials": ["every"],
     "pooling": ["places_hard", "adaptive_largest_hard"],
-    "resize": ["sampled_backward", "sampled_f32", "images_f32"],
+    "resize": ["sampled_backward", "sampled_f32", "images_f32", "columns_bf16"],
     "segment": ["lengths", "hashes"],
     "sorting": ["zero_dim", "searches_f32"],
     "views": ["reshapes"],
