@@ -31,6 +31,7 @@ from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.integer_convolution import convolve_integers
 from torch_max_backend.aten_functions.layout import add_per_channel
 from torch_max_backend.aten_functions.matmul import product
+from torch_max_backend.aten_functions.reductions import sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.vendor_convolution import Spatial
 from torch_max_backend.aten_functions.windows import cut_axis, spread_axis
