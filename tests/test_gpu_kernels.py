@@ -52,7 +52,7 @@ CASES = {
     "mode": ["modes_f32"],
     "pointwise": ["empty", "gcd", "integer_powers"],
     "polynomials": ["every"],
-    "pooling": ["places_hard", "adaptive_largest_hard"],
+    "pooling": ["places_hard", "largest_channels_last", "adaptive_largest_hard"],
     "resize": ["sampled_backward", "sampled_f32", "images_f32", "columns_bf16"],
     "segment": ["lengths", "hashes"],
     "sorting": ["zero_dim", "searches_f32"],

@@ -252,6 +252,9 @@ def materialized(x: TensorValue) -> TensorValue:
     """
     if all(static(d) is not None for d in x.shape):
         return x
+    moved = _moved(x)
+    if moved is not None:
+        return permute(materialized(moved[0]), moved[1])
     if x.dtype == DType.bool:
         return cast(materialized(cast(x, DType.uint8)), DType.bool)
     return ops.squeeze(ops.cumsum(ops.unsqueeze(x, -1), axis=-1), -1)
