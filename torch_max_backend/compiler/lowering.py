@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from torch_max_backend.aten_functions.broadcasts import COMBINING, operands_of, shape_of
-from torch_max_backend.aten_functions.common import materialized, permute, rebind
+from torch_max_backend.aten_functions.common import in_memory, materialized, permute, rebind
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.dtypes import max_dtype
@@ -220,7 +220,8 @@ class _Builder:
     def _refuse_second_broadcasts(self, node: fx.Node, results: list[Any]) -> None:
         """Have the node's sizes specialised if its lowering does what MAX gets wrong for symbolic ones."""
         tensors = [r for r in results if isinstance(r, TensorValue)]
-        known = {v._mlir_value for n in node.all_input_nodes for v in _values_in(self.env.get(n))}
+        operands = [v for n in node.all_input_nodes for v in _values_in(self.env.get(n))]
+        known = {v._mlir_value for operand in operands for v in (operand, in_memory(operand))}
         dims = second_broadcast(tensors, known)
         if dims:
             limit = "its lowering broadcasts what is a broadcast already, which MAX computes wrongly for symbolic sizes"
