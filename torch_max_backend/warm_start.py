@@ -60,6 +60,8 @@ def tag_of(options: Options, devices: set[torch.device]) -> str | None:
         package_version("mojo-compiler"),
         cpu_target(),
         torch.get_float32_matmul_precision(),
+        f"{torch.backends.cudnn.allow_tf32} {torch.backends.cudnn.deterministic}",
+        f"{torch.are_deterministic_algorithms_enabled()}",
         user,
     ]
     if any(d.type == "cuda" for d in devices):

@@ -47,6 +47,9 @@ def cast(x: TensorValue, dtype: DType) -> TensorValue:
     """``x`` in ``dtype``; the value itself if it has that dtype. Anything but zero becomes True for bool."""
     if x.dtype == dtype:
         return x
+    moved = _moved(x)
+    if moved is not None:
+        return permute(cast(moved[0], dtype), moved[1])
     if dtype == DType.bool:
         return ops.logical_not(ops.equal(x, constant(0, x.dtype, x.device)))  # not_equal is False for NaN
     return ops.cast(x, dtype)
@@ -116,6 +119,10 @@ def rebind(x: TensorValue, shape: Shape) -> TensorValue:
     """``x`` with the dims spelled as ``shape``; checked when the graph runs where it cannot be proved."""
     if same_shape(x.shape, shape):
         return x
+    moved = _moved(x)
+    if moved is not None:
+        source, dims = moved
+        return permute(rebind(source, [shape[dims.index(i)] for i in range(x.rank)]), dims)
     result = ops.rebind(x, [Dim(d) for d in shape])
     _remember_transpose(result, x, rebind)
     return result
@@ -184,19 +191,45 @@ def axes_of(dims: int | Sequence[int] | None, rank: int) -> list[int]:
 
 
 def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
-    """``x.permute(dims)``; nothing for the identity, nor for the transpose of a transpose."""
+    """``x.permute(dims)``: one permutation for several in a row, and none where nothing moves in memory."""
     if list(dims) == list(range(x.rank)):
         return x
+    moved = _moved(x)
+    if moved is not None:
+        source, first = moved
+        return permute(source, [first[d] for d in dims])
+    wide = [d for d in dims if static(x.shape[d]) != 1]
+    if wide == sorted(wide):
+        return reshape(x, [x.shape[d] for d in dims])
     transposes = list(dims) == [*range(x.rank - 2), x.rank - 1, x.rank - 2]
     source = transpose_of(x) if transposes else None
     if source is not None:
         return source
     result = ops.permute(x, list(dims))
+    result._moved = x, tuple(dims)
     if transposes:
         result._transpose_of = lambda: x
     if hasattr(x, "_unfinished"):
         mark_unfinished(result, x._unfinished.permuted(dims))
     return result
+
+
+def _moved(x: TensorValue) -> tuple[TensorValue, tuple[int, ...]] | None:
+    """The value and the order from which :func:`permute` made ``x``, if it did."""
+    return getattr(x, "_moved", None)
+
+
+def in_memory(x: TensorValue) -> TensorValue:
+    """What :func:`permute` made ``x`` from, in its own order; ``x`` itself if it did not."""
+    moved = _moved(x)
+    return x if moved is None else moved[0]
+
+
+def memory_order(x: TensorValue) -> tuple[int, ...]:
+    """The order of the dimensions of ``x`` in which :func:`permute` gives what is in memory."""
+    moved = _moved(x)
+    dims = tuple(range(x.rank)) if moved is None else moved[1]
+    return tuple(dims.index(i) for i in range(x.rank))
 
 
 def transpose_of(x: TensorValue) -> TensorValue | None:
@@ -246,6 +279,9 @@ def materialized(x: TensorValue) -> TensorValue:
     """
     if all(static(d) is not None for d in x.shape):
         return x
+    moved = _moved(x)
+    if moved is not None:
+        return permute(materialized(moved[0]), moved[1])
     if x.dtype == DType.bool:
         return cast(materialized(cast(x, DType.uint8)), DType.bool)
     return ops.squeeze(ops.cumsum(ops.unsqueeze(x, -1), axis=-1), -1)

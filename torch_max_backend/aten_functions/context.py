@@ -45,11 +45,13 @@ class CodeSettings:
     """What else changes what a lowering emits; part of the cache key.
 
     ``float32_matmul_precision`` is torch's setting, ``gpu`` the programming interface of the region's GPU (``cuda``,
-    ``hip``), empty on a CPU.
+    ``hip``), empty on a CPU. The others are those of ``torch.backends.cudnn``.
     """
 
     float32_matmul_precision: str = "highest"
     gpu: str = ""
+    convolution_tf32: bool = True
+    convolution_deterministic: bool = False
 
 
 _current: ContextVar[NodeContext] = ContextVar("torch_max_backend_node")

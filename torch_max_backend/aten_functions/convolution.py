@@ -1,12 +1,14 @@
 """Convolutions.
 
 On a CPU a kernel of this project convolves images and filters as torch lays them out (`mojo_kernels/filters.mojo`):
-MAX's needs both with channels last, and compiles again for every shape. On a GPU MAX convolves channels-last images
-with torch's own filters. Everything here is written for any number of spatial sizes.
+MAX's needs both with channels last, and compiles again for every shape. On a GPU NVIDIA's library does
+(:mod:`~torch_max_backend.aten_functions.vendor_convolution`): MAX's own took 4 to 700 times as long. Everything here is
+written for any number of spatial sizes.
 
-A transposed convolution is a plain one: output ``o`` of stride ``s`` belongs to phase ``o % s``, and every phase is a
-convolution of the small image with every ``s``-th filter tap. All phases are computed at once, as channels, and then
-interleaved. That needs no kernel of its own, knows groups and every output padding, and multiplies no inserted zeros.
+A transposed convolution is a plain one on a CPU: output ``o`` of stride ``s`` belongs to phase ``o % s``, and every
+phase is a convolution of the small image with every ``s``-th filter tap. All phases are computed at once, as channels,
+and then interleaved. That needs no kernel of its own, knows groups and every output padding, and multiplies no inserted
+zeros.
 """
 
 from __future__ import annotations
@@ -17,18 +19,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
-from max.graph.type import FilterLayout
 
+from torch_max_backend.aten_functions import vendor_convolution
 from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, numel, permute, reshape, static
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.integer_convolution import convolve_integers
+from torch_max_backend.aten_functions.layout import add_per_channel
 from torch_max_backend.aten_functions.matmul import product
+from torch_max_backend.aten_functions.reductions import sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.aten_functions.windows import cut_axis, pad_axis, spread_axis
+from torch_max_backend.aten_functions.vendor_convolution import Spatial
+from torch_max_backend.aten_functions.windows import cut_axis, spread_axis
 from torch_max_backend.errors import Unsupported
 
 Ints = Sequence[int]
@@ -74,18 +80,6 @@ NOTHING = Epilogue()
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------------
-def _channels_last(x: TensorValue) -> TensorValue:
-    """``[N, C, *S]`` as ``[N, *S, C]``, as a transpose of matrices: MAX's general permute takes twice the time."""
-    flat = reshape(x, [x.shape[0], x.shape[1], numel(x.shape[2:])])
-    return reshape(permute(flat, [0, 2, 1]), [x.shape[0], *x.shape[2:], x.shape[1]])
-
-
-def _channels_first(x: TensorValue) -> TensorValue:
-    """The inverse of :func:`_channels_last`."""
-    flat = reshape(x, [x.shape[0], numel(x.shape[1:-1]), x.shape[-1]])
-    return reshape(permute(flat, [0, 2, 1]), [x.shape[0], x.shape[-1], *x.shape[1:-1]])
-
-
 def _ints(name: str, values: Sequence[int | Dim], rank: int) -> tuple[int, ...]:
     """One number per spatial size; torch repeats a single one."""
     found = tuple(known(v, name) for v in values)
@@ -105,7 +99,7 @@ def _convolve(
     """``x [N, C, *S]`` with ``weight [F, C/groups, *K]`` to ``[N, F, *sizes]``; ``after`` pads the far ends, where that
     differs from the near ones. Only a CPU has an epilogue."""
     if x.device.is_gpu():
-        return _convolve_gpu(x, weight, bias, window, after or window.padding)
+        return _convolve_gpu(x, weight, bias, window, sizes, after or window.padding)
     more = [Dim(1)] * (3 - len(window.stride))
     shape = [x.shape[0], weight.shape[0], *more, *sizes]
     image, taps = (reshape(t, [*t.shape[:2], *more, *t.shape[2:]]) for t in (x, weight))
@@ -125,24 +119,16 @@ def _convolve(
 
 
 def _convolve_gpu(
-    x: TensorValue, weight: TensorValue, bias: TensorValue | None, window: Window, after: tuple[int, ...]
+    x: TensorValue,
+    weight: TensorValue,
+    bias: TensorValue | None,
+    window: Window,
+    sizes: Sequence[Dim],
+    after: tuple[int, ...],
 ) -> TensorValue:
-    if len(window.stride) == 1:
-        flat = Window((1, *window.stride), (0, *window.padding), (1, *window.dilation), window.groups)
-        return ops.squeeze(_convolve_gpu(ops.unsqueeze(x, 2), ops.unsqueeze(weight, 2), bias, flat, (0, *after)), 2)
-    spatial = len(window.stride)
-    convolution = ops.conv2d if spatial == 2 else ops.conv3d
-    y = convolution(
-        _channels_last(x),
-        weight,
-        window.stride,
-        window.dilation,
-        tuple(n for pair in zip(window.padding, after, strict=True) for n in pair),
-        window.groups,
-        bias,
-        filter_layout=FilterLayout.FCRS if spatial == 2 else FilterLayout.FCQRS,
-    )
-    return _channels_first(y)
+    spatial = Spatial(window.stride, window.padding, after, window.dilation)
+    y = vendor_convolution.convolve(x, weight, spatial, sizes)
+    return y if bias is None else add_per_channel(y, bias)
 
 
 # -- the transposed convolution ----------------------------------------------------------------------------------------
@@ -188,28 +174,12 @@ def _phase_filters(weight: TensorValue, window: Window, kernel: Ints, taps: Ints
     """``[C, F/g, *K]`` to ``[F * phases, C/g, *taps]``: tap ``m`` of phase ``r`` is ``w[r + s * (taps - 1 - m)]``."""
     stride, groups = window.stride, window.groups
     channels, features = weight.shape[0] // groups, weight.shape[1]
-    if weight.device.is_cpu():
-        more = [1] * (3 - len(stride))
-        filters = reshape(weight, [*weight.shape[:2], *more, *kernel])
-        numbers = ops.constant(np.array([*more, *stride, groups], np.int64), DType.int64, weight.device)
-        shape = [features * (groups * _times(stride)), channels, *more, *taps]
-        (w,) = mojo_op("tmb_phase_filters", [filters, numbers], [(weight.dtype, shape)])
-        return reshape(w, [*shape[:2], *taps])
-    w = reshape(weight, [groups, channels, features, *kernel])
-    w = permute(w, [0, 2, 1, *range(3, w.rank)])
-    w = reshape(w, [groups * features, channels, *kernel])
-    # One axis at a time, since MAX has at most 8 dimensions: [F * phases so far, C/g, *K] gets s times the phases.
-    for i, (count, s, k) in enumerate(zip(taps, stride, kernel, strict=True)):
-        axis = 2 + i
-        w = pad_axis(w, axis, 0, count * s - k)
-        # Turn the taps around within their phase; phases stay in order.
-        pieces = [cut_axis(w, axis, s * m, s) for m in reversed(range(count))]
-        w = ops.concat(pieces, axis=axis) if count > 1 else w
-        shape = list(w.shape)
-        w = reshape(w, [*shape[:axis], count, s, *shape[axis + 1 :]])
-        w = permute(w, [0, axis + 1, *(n for n in range(1, w.rank) if n != axis + 1)])
-        w = reshape(w, [shape[0] * s, *shape[1:axis], count, *shape[axis + 1 :]])
-    return w
+    more = [1] * (3 - len(stride))
+    filters = reshape(weight, [*weight.shape[:2], *more, *kernel])
+    numbers = ops.constant(np.array([*more, *stride, groups], np.int64), DType.int64, weight.device)
+    shape = [features * (groups * _times(stride)), channels, *more, *taps]
+    (w,) = mojo_op("tmb_phase_filters", [filters, numbers], [(weight.dtype, shape)])
+    return reshape(w, [*shape[:2], *taps])
 
 
 def _times(numbers: Ints) -> int:
@@ -240,8 +210,8 @@ def _check(x: TensorValue, weight: TensorValue) -> None:
         raise Unsupported(f"1 to 3 spatial sizes with a batch, got {x.rank} and {weight.rank} dimensions")
     if x.dtype == DType.bool:
         raise Unsupported("convolutions are of numbers, got torch.bool")
-    if x.device.is_gpu() and x.dtype == DType.float64:
-        raise Unsupported("on a GPU MAX convolves float32, float16 and bfloat16, got float64")
+    if x.device.is_gpu() and x.dtype.is_float() and torch.version.hip is not None:
+        raise Unsupported("on a GPU convolutions are NVIDIA's, and torch's own on others")
 
 
 def _is_empty(*values: TensorValue) -> bool:
@@ -281,10 +251,15 @@ def convolution(
         return convolve_integers(input, weight, bias, geometry, window.groups, transposed, out_shape())
     if not transposed:
         return cast(_convolve(x, w, shift, window, out_shape()[2:]), out_dtype())
-    y = _convolve_transposed(x, w, window, out_shape()[2:])
-    if shift is not None:
-        y = ops.add(y, reshape(shift, [shift.shape[0], *[1] * len(window.stride)]))
-    return cast(y, out_dtype())
+    if x.device.is_gpu():
+        y = vendor_convolution.image_gradient(x, w, _spatial(window), out_shape())
+    else:
+        y = _convolve_transposed(x, w, window, out_shape()[2:])
+    return cast(y if shift is None else add_per_channel(y, shift), out_dtype())
+
+
+def _spatial(window: Window) -> Spatial:
+    return Spatial(window.stride, window.padding, window.padding, window.dilation)
 
 
 def finished_convolution(arguments: Sequence[Any], epilogue: Epilogue) -> TensorValue:
@@ -332,18 +307,34 @@ def convolution_backward(
     results: list[TensorValue | None] = [None, None, None]
     if _is_empty(grad_output, input, weight):
         return [full(0, out_shape(i), out_dtype(i), g.device) if m else None for i, m in enumerate(wanted)]
-    if wanted[0]:
+    if g.device.is_gpu():
+        results[:2] = _gradients_gpu(g, x, w, window, transposed, wanted)
+    elif wanted[0]:
         if transposed:
             results[0] = _convolve(g, w, None, window, x.shape[2:])
         else:
             results[0] = _convolve_transposed(g, w, window, list(x.shape[2:]))
-    if wanted[1]:
+    if wanted[1] and g.device.is_cpu():
         # A transposed convolution is the gradient of the plain one from its output to its input.
         results[1] = _weight_gradient(x, g, w, window) if transposed else _weight_gradient(g, x, w, window)
     if wanted[2]:
-        rows = reshape(permute(g, [1, 0, *range(2, g.rank)]), [g.shape[1], g.shape[0] * numel(g.shape[2:])])
-        results[2] = reshape(sum_along(cast(rows, accumulator(rows.dtype)), axis=1), [g.shape[1]])
+        results[2] = reshape(sum_axes(g, [0, *range(2, g.rank)]), [g.shape[1]])
     return [None if r is None else cast(r, out_dtype(i)) for i, r in enumerate(results)]
+
+
+def _gradients_gpu(
+    g: TensorValue, x: TensorValue, w: TensorValue, window: Window, transposed: bool, wanted: Sequence[bool]
+) -> list[TensorValue | None]:
+    """Those of the image and of the filter. A transposed convolution is the plain one's gradient, so roles change."""
+    spatial, of_x, of_w = _spatial(window), None, None
+    if wanted[0] and transposed:
+        of_x = vendor_convolution.convolve(g, w, spatial, x.shape[2:])
+    elif wanted[0]:
+        of_x = vendor_convolution.image_gradient(g, w, spatial, list(x.shape))
+    if wanted[1]:
+        small, image = (x, g) if transposed else (g, x)
+        of_w = vendor_convolution.filter_gradient(small, image, spatial, list(w.shape))
+    return [of_x, of_w]
 
 
 def _weight_gradient(small: TensorValue, image: TensorValue, weight: TensorValue, window: Window) -> TensorValue:
@@ -355,7 +346,7 @@ def _weight_gradient(small: TensorValue, image: TensorValue, weight: TensorValue
     kernel = [known(k, "the filter's size") for k in weight.shape[2:]]
     groups, sizes = window.groups, list(small.shape[2:])
     features, channels = small.shape[1] // groups, image.shape[1] // groups
-    if small.device.is_cpu() and _times(kernel) > 1:
+    if _times(kernel) > 1:
         enough = static(features), static(numel(sizes))
         if (enough[0] or FEW_FEATURES) >= FEW_FEATURES and (enough[1] or FEW_PIXELS) >= FEW_PIXELS:
             return _filter_gradients(small, image, kernel, window)

@@ -15,6 +15,13 @@ from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import axis_of, cast, constant, full, known, numel, reshape
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
+from torch_max_backend.aten_functions.layout import (
+    as_rows,
+    channels_first,
+    channels_last,
+    from_rows,
+    is_channels_last,
+)
 from torch_max_backend.aten_functions.reductions import count, mean_axes, moments, reduce_axes, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 
@@ -188,13 +195,14 @@ def _batch_norm(
     eps: float,
 ) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
     """The output, and mean, variance and 1 / sqrt(variance + eps) per channel (of the batch, or the running ones)."""
-    dtype = accumulator(x.dtype)
+    dtype, image = accumulator(x.dtype), x
+    x = as_rows(x)
     if training or running_mean is None or running_var is None:
         mean, variance = moments(x, _other_axes(x))
     else:
         mean, variance = (_per_channel(v, x, dtype) for v in (running_mean, running_var))
     rstd = _rstd(variance, eps)
-    return _apply_stats(x, mean, rstd, weight, bias), mean, variance, rstd
+    return from_rows(_apply_stats(x, mean, rstd, weight, bias), image), mean, variance, rstd
 
 
 def _saved(mean: TensorValue, rstd: TensorValue) -> list[TensorValue]:
@@ -267,6 +275,7 @@ def _moved_statistics(
     momentum: float,
 ) -> list[TensorValue]:
     """The running mean and variance, moved towards those of the batch."""
+    x = as_rows(x)
     size = count(x, _other_axes(x), variance.dtype)
     unbiased = variance * (size / (size - constant(1, size.dtype, size.device)))
     return [
@@ -328,7 +337,10 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[TensorValue | None, ...]:
-    dtype = accumulator(input.dtype)
+    dtype, image = accumulator(input.dtype), input
+    if is_channels_last(input) or is_channels_last(grad_out):
+        image = channels_first(channels_last(input))
+        input, grad_out = (as_rows(channels_first(channels_last(v))) for v in (input, grad_out))
     axes = _other_axes(input)
     if train:
         assert save_mean is not None
@@ -348,6 +360,8 @@ def native_batch_norm_backward(
         results[0] = (grad - total / size - centred * (along * rstd * rstd / size)) * scale
     elif output_mask[0]:
         results[0] = grad * scale
+    if results[0] is not None:
+        results[0] = from_rows(results[0], image)
     if output_mask[1]:
         results[1] = along * rstd
     if output_mask[2]:

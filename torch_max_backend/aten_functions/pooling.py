@@ -25,6 +25,7 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import is_used, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
+from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.windows import (
     along,
@@ -126,6 +127,14 @@ def _max_pool(x: TensorValue, pool: Pool) -> tuple[TensorValue | None, TensorVal
         outputs = [(x.dtype, wide), (DType.int64, wide)]
         values, indices = mojo_op("tmb_max_pool", [image], outputs, pool.parameters())
         return reshape(values, shape), reshape(indices, shape)
+    if is_channels_last(x) and x.rank == pool.spatial + 2:
+        last = channels_last(x)
+        batch, *sizes, channels = last.shape
+        more = [Dim(1)] * (3 - pool.spatial)
+        wide = [batch, *more, *shape[2:], channels]
+        image = reshape(last, [batch, *more, *sizes, channels])
+        (values,) = mojo_op("tmb_max_pool_last", [image], [(x.dtype, wide)], pool.parameters())
+        return channels_first(reshape(values, [batch, *shape[2:], channels])), None
     for i in range(pool.spatial):
         axis = x.rank - pool.spatial + i
         x = pad_axis(x, axis, pool.padding[i], pool.after(i), _lowest(x.dtype))
@@ -233,9 +242,18 @@ def _quotient(x: TensorValue, y: TensorValue) -> TensorValue:
 
 
 def _averaged(
-    x: TensorValue, sizes: Sequence[Dim], outs: Sequence[Dim], pool: Pool, include_pad: bool, override: int | None
+    x: TensorValue,
+    sizes: Sequence[Dim],
+    outs: Sequence[Dim],
+    pool: Pool,
+    include_pad: bool,
+    override: int | None,
+    last: bool = False,
 ) -> TensorValue:
-    """Sums of windows, whose spatial sizes are ``outs``, divided by what each window counts."""
+    """Sums of windows, whose spatial sizes are ``outs``, divided by what each window counts.
+
+    ``last`` tells that another axis, of channels, comes behind those sizes.
+    """
     whole = 1
     for k in pool.kernel:
         whole *= k
@@ -247,7 +265,7 @@ def _averaged(
     counts = []
     for i, (size, out) in enumerate(zip(sizes, outs, strict=True)):
         vector = _window_sizes(x, size, out, pool, i, include_pad)
-        counts.append(reshape(vector, [*[1] * i, out, *[1] * (pool.spatial - 1 - i)]))
+        counts.append(reshape(vector, [*[1] * i, out, *[1] * (pool.spatial - 1 - i + int(last))]))
     return _quotient(x, reduce(ops.mul, counts))
 
 
@@ -267,16 +285,22 @@ def _avg_pool(x: TensorValue, pool: Pool, include_pad: bool, override: int | Non
     shape = out_shape()
     if _is_empty(shape):
         return full(0, shape, x.dtype, x.device)
-    y, lead = cast(x, accumulator(x.dtype)), x.rank - pool.spatial
+    y, lead, last = (
+        cast(x, accumulator(x.dtype)),
+        x.rank - pool.spatial,
+        is_channels_last(x) and x.rank == pool.spatial + 2,
+    )
     sizes, outs = list(x.shape[lead:]), shape[lead:]
+    y = channels_last(y) if last else y
     for i in reversed(range(pool.spatial)):
-        k, axis = pool.kernel[i], lead + i
+        k, axis = pool.kernel[i], lead + i - int(last)
         if k >= 8 and _tiles(sizes[i], outs[i], pool, i):
             y = fold_axis(y, axis, k)
             continue
         y = pad_axis(y, axis, pool.padding[i], pool.after(i))
         y = slide(y, axis, outs[i], k, pool.stride[i], 1, ops.add)
-    return cast(_averaged(y, sizes, outs, pool, include_pad, override), x.dtype)
+    y = cast(_averaged(y, sizes, outs, pool, include_pad, override, last), x.dtype)
+    return channels_first(y) if last else y
 
 
 def _avg_pool_backward(

@@ -32,6 +32,7 @@ from torch_max_backend.aten_functions.common import (
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator, max_dtype, torch_dtype
 from torch_max_backend.aten_functions.elementary import exp, power, truth
+from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last, last_order
 from torch_max_backend.aten_functions.registry import aten, map_to
 
 Reducer = Callable[[TensorValue, int], TensorValue]
@@ -43,6 +44,9 @@ def reduce_axes(x: TensorValue, axes: Sequence[int], reducer: Reducer) -> Tensor
 
     Neighbouring axes are merged first; the last group is reduced first, so that later passes see little data.
     """
+    if is_channels_last(x):
+        order = last_order(x.rank)
+        return channels_first(reduce_axes(channels_last(x), sorted(order.index(a) for a in axes), reducer))
     kept = [Dim(1) if i in axes else d for i, d in enumerate(x.shape)]
     for group in reversed(_neighbours([a for a in axes if x.shape[a] != 1])):
         first, last = group[0], group[-1]

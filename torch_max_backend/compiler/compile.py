@@ -208,7 +208,12 @@ class Lookup:
 
 def code_settings(target: Target) -> CodeSettings:
     """Torch's settings and the target, as far as they change code."""
-    return CodeSettings(torch.get_float32_matmul_precision(), target.api)
+    return CodeSettings(
+        torch.get_float32_matmul_precision(),
+        target.api,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def _look_up(regions: list[Region], options: Options) -> Lookup:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -10,12 +11,14 @@ import torch
 from max.dtype import DType
 from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, Module, StaticDim, TensorType, TensorValue, ops
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from torch_max_backend.aten_functions.broadcasts import COMBINING, operands_of, shape_of
-from torch_max_backend.aten_functions.common import finish, materialized, permute
+from torch_max_backend.aten_functions.common import finish, in_memory, materialized, permute, rebind
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.dtypes import max_dtype
+from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last, last_order
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.compiler.constants import fold_constant_ops
 from torch_max_backend.compiler.fusion import Chain, convolution_chains
@@ -122,7 +125,7 @@ class _Builder:
         inverse = sorted(range(len(order)), key=order.__getitem__)
         tensor = permute(value.tensor, inverse)
         dims = [self.region.dims.dim(e) for e in sizes_of(value_of(node))]
-        self.env[node] = tensor if list(tensor.shape) == dims else ops.rebind(tensor, dims)
+        self.env[node] = tensor if list(tensor.shape) == dims else rebind(tensor, dims)
 
     # -- one node ----------------------------------------------------------------------------------------------
     def _lower(self, node: fx.Node) -> Any:
@@ -159,7 +162,39 @@ class _Builder:
     def _call(self, node: fx.Node) -> Any:
         lowering = aten_functions.get(node.target)
         assert lowering is not None, f"{node.target} entered a region without a lowering"
+        if self._keeps_channels_last(node):
+            return self._call_channels_last(node, lowering.function)
         return lowering.function(*self._arguments(node), **map_nodes(dict(node.kwargs), self._argument))
+
+    def _keeps_channels_last(self, node: fx.Node) -> bool:
+        """Whether the node looks at each element by itself, and at an image that has its channels last in memory."""
+        value = value_of(node)
+        if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or not isinstance(value, torch.Tensor):
+            return False
+        operands = {n: v for n in node.all_input_nodes for v in _values_in(self.env.get(n)) if v.rank}
+        whole = [v for n, v in operands.items() if sizes_of(value_of(n)) == sizes_of(value)]
+        return all(v.rank == value.dim() for v in operands.values()) and any(is_channels_last(v) for v in whole)
+
+    def _call_channels_last(self, node: fx.Node, function: Callable[..., Any]) -> TensorValue:
+        """Call a lowering with images ``[N, *S, C]``, and tell it that its result is one."""
+
+        def turned(operand: Any) -> Any:
+            return channels_last(operand) if isinstance(operand, TensorValue) and operand.rank else operand
+
+        positional, named = pytree.tree_map(
+            turned, (self._arguments(node), map_nodes(dict(node.kwargs), self._argument))
+        )
+        (promised,) = self._promises(node)
+        assert promised is not None
+        shape = tuple(promised.shape[d] for d in last_order(len(promised.shape)))
+        promised = replace(promised, shape=shape)
+        context = NodeContext(str(node.target), (promised,), self.region.used_outputs[node], self.settings)
+        with lowering_node(context):
+            result = function(*positional, **named)
+        problem = broken_promise(result, promised)
+        if problem:
+            raise ValueError(f"with channels last, its result {problem}")
+        return channels_first(result)
 
     def _call_chain(self, chain: Chain) -> TensorValue:
         norm = None
@@ -187,7 +222,8 @@ class _Builder:
     def _refuse_second_broadcasts(self, node: fx.Node, results: list[Any]) -> None:
         """Have the node's sizes specialised if its lowering does what MAX gets wrong for symbolic ones."""
         tensors = [r for r in results if isinstance(r, TensorValue)]
-        known = {v._mlir_value for n in node.all_input_nodes for v in _values_in(self.env.get(n))}
+        operands = [v for n in node.all_input_nodes for v in _values_in(self.env.get(n))]
+        known = {v._mlir_value for operand in operands for v in (operand, in_memory(operand))}
         dims = second_broadcast(tensors, known)
         if dims:
             limit = "its lowering broadcasts what is a broadcast already, which MAX computes wrongly for symbolic sizes"
@@ -220,9 +256,7 @@ class _Builder:
         if problem:
             raise NodeRefused(node, f"output {index} {problem}", is_mismatch=True)
         tensor: TensorValue = value
-        if list(tensor.shape) == list(promised.shape):
-            return tensor
-        return ops.rebind(tensor, list(promised.shape))
+        return tensor if list(tensor.shape) == list(promised.shape) else rebind(tensor, promised.shape)
 
 
 CUTS = frozenset({"split", "split_with_sizes", "unsafe_split", "unbind", "select", "slice"})
