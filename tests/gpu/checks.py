@@ -45,7 +45,8 @@ class Call:
         name: What a failure is reported under.
         function: Of tensors and numbers; gives a tensor or a (nested) tuple of them. It may write into its inputs:
             they are compared as well, after the results.
-        inputs: Tensors, numbers, or makers of ``tests/cases.py``; tensors are moved to ``device``.
+        inputs: Tensors, numbers, or makers of ``tests/cases.py``; tensors are moved to ``device``, with
+            their strides.
         allowed: From the float64 inputs and the float64 results: what each element of each result may be off by.
             Without it the largest error of eager is the measure.
         factor: How many times eager's largest error is allowed.
@@ -70,7 +71,7 @@ class Call:
         """Fresh inputs on the device, the same at every call."""
         generator = torch.Generator().manual_seed(0)
         drawn = [x(generator) if callable(x) else x for x in self.inputs]
-        return [x.to(self.device, copy=True) if isinstance(x, torch.Tensor) else x for x in drawn]
+        return [_moved(x, self.device) if isinstance(x, torch.Tensor) else x for x in drawn]
 
     def compiled(self) -> Callable[..., Any]:
         """A fresh compiled form of the function."""
@@ -80,6 +81,13 @@ class Call:
         return torch.compile(
             self.function, backend="max_backend", fullgraph=True, dynamic=self.dynamic, options=options
         )
+
+
+def _moved(x: torch.Tensor, device: str) -> torch.Tensor:
+    """A copy on a device that keeps strides, gaps and the offset."""
+    length = x.untyped_storage().nbytes() // x.element_size()
+    memory = x.as_strided((length,), (1,), 0).to(device, copy=True)
+    return memory.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 # -- running -------------------------------------------------------------------------------------------------------
