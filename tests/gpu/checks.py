@@ -71,7 +71,7 @@ class Call:
         """Fresh inputs on the device, the same at every call."""
         generator = torch.Generator().manual_seed(0)
         drawn = [x(generator) if callable(x) else x for x in self.inputs]
-        return [_moved(x, self.device) if isinstance(x, torch.Tensor) else x for x in drawn]
+        return [moved(x, self.device) if isinstance(x, torch.Tensor) else x for x in drawn]
 
     def compiled(self) -> Callable[..., Any]:
         """A fresh compiled form of the function."""
@@ -83,7 +83,7 @@ class Call:
         )
 
 
-def _moved(x: torch.Tensor, device: str) -> torch.Tensor:
+def moved(x: torch.Tensor, device: str) -> torch.Tensor:
     """A copy on a device that keeps strides, gaps and the offset."""
     length = x.untyped_storage().nbytes() // x.element_size()
     memory = x.as_strided((length,), (1,), 0).to(device, copy=True)
