@@ -26,18 +26,18 @@ def missing() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.gpu)
+    """Mark every test of this folder, and skip it, before any fixture is made, where it cannot run."""
+    found = [item for item in items if HERE in item.path.parents]
+    reason = missing() if found else ""
+    for item in found:
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)
-def a_gpu() -> Iterator[None]:
-    """Skip without a GPU; afterwards give memory back, since several test processes share the GPU."""
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
+def shared_gpu() -> Iterator[None]:
+    """Give memory back after each test, since several test processes share the GPU."""
     precision = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(precision)
