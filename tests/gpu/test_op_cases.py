@@ -1,0 +1,104 @@
+"""The op cases of ``tests/aten_functions`` once more, on a GPU: each agrees with eager on the GPU.
+
+By default the first case of every family runs, with ``-m full`` all of them. Inputs are the same as on a CPU, moved;
+what a case makes itself is made on the GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests import aten_functions
+from tests.cases import Case
+from tests.gpu.checks import moved
+from tests.harness import check, prepare
+from tests.test_aten_functions import CORE_PER_FAMILY, _families
+
+CHUNK = 16
+
+EXCLUDED = {
+    "attention/(logarithms|.*backward).*": "the op is torch's for CPUs",
+    "histogram/.*": "torch has no histogram with edges on a GPU",
+    "integer_convolution/.*": "torch convolves no integers on a GPU",
+    "matmul/integers_.*": "torch multiplies no matrices of integers on a GPU",
+    "matmul/int_mm": "an island on a GPU: MAX multiplies no matrices of integers there",
+    "grouped/fallback_(integers|bytes)": "torch multiplies no matrices of integers on a GPU",
+}
+"""Cases that say nothing on a GPU, by a pattern of ``family/name``, and why."""
+
+
+def _on_gpu(case: Case) -> Case:
+    """The case with its inputs on the GPU."""
+
+    def moving(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return lambda generator: moved(x, "cuda")
+        return (lambda generator: moved(x(generator), "cuda")) if callable(x) else x
+
+    second = None if case.second is None else tuple(map(moving, case.second))
+    return replace(case, inputs=tuple(map(moving, case.inputs)), second=second)
+
+
+def why_excluded(name: str) -> str:
+    """The reason why a case is left out; empty for one that is not."""
+    return next((why for pattern, why in EXCLUDED.items() if re.fullmatch(pattern, name)), "")
+
+
+def _chunks() -> list[Any]:
+    """A parameter for each chunk of cases."""
+    core, rest = [], []
+    for family, cases in _families().items():
+        named = [(f"{family}/{c.name}", c) for c in cases if not why_excluded(f"{family}/{c.name}")]
+        core += named[:CORE_PER_FAMILY]
+        rest += named[CORE_PER_FAMILY:]
+    found = []
+    for prefix, cases, marks in (("core", core, []), ("rest", rest, [pytest.mark.full])):
+        for i in range(0, len(cases), CHUNK):
+            found.append(pytest.param(cases[i : i + CHUNK], id=f"{prefix}-{i // CHUNK}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("cases", _chunks())
+def test_op_cases(cases: list[tuple[str, Case]]) -> None:
+    with torch.device("cuda"), _constants_on_gpu():
+        report(cases, prepare, check)
+
+
+@contextmanager
+def _constants_on_gpu() -> Iterator[None]:
+    """Tensors that the modules of cases hold, and that their functions read, are on the GPU inside the block."""
+    modules = [importlib.import_module(f"{aten_functions.__name__}.cases_{family}") for family in _families()]
+    held = [(m, name, x) for m in modules for name, x in vars(m).items() if isinstance(x, torch.Tensor)]
+    for module, name, x in held:
+        setattr(module, name, moved(x, "cuda"))
+    try:
+        yield
+    finally:
+        for module, name, x in held:
+            setattr(module, name, x)
+
+
+def report(
+    named: list[tuple[str, Case]], prepared: Callable[[list[Case]], dict[int, str]], checked: Callable[[Case], None]
+) -> None:
+    """Run a chunk, and report all cases that fail in one error."""
+    cases = {name: _on_gpu(case) for name, case in named}
+    errors = prepared(list(cases.values()))
+    failures = {name: errors[id(case)] for name, case in cases.items() if id(case) in errors}
+    for name, case in cases.items():
+        if name not in failures:
+            try:
+                checked(case)
+            except Exception as error:
+                failures[name] = f"{type(error).__name__}: {error}"
+    broken = {name for name, case in cases.items() if case.broken}
+    text = "\n\n".join(f"{name}: {why.strip()[-1200:]}" for name, why in failures.items() if name not in broken)
+    assert not failures.keys() - broken, f"{len(failures.keys() - broken)} of {len(cases)} cases fail\n\n{text}"
