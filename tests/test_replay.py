@@ -1,0 +1,336 @@
+"""Recording and playing back with stand-ins for MAX's model and the device: when, in whose memory, what leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from max.driver import Buffer
+
+from torch_max_backend.options import Options
+from torch_max_backend.runtime import region_call, replay
+from torch_max_backend.runtime.call_path import CallSpec
+from torch_max_backend.runtime.exchange import to_buffer, to_tensor
+from torch_max_backend.runtime.hand_out import hand_out, plan_outputs
+from torch_max_backend.runtime.region_call import RegionSpec
+from torch_max_backend.runtime.replay import Replayed, with_replay
+
+CPU = torch.device("cpu")
+Function = Callable[..., Sequence[torch.Tensor]]
+
+
+class StandInModel:
+    """Computes with torch on the buffers' memory; a captured graph knows its buffers and keeps its outputs' memory."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.executed = self.replayed = 0
+        self.captured: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self.released: list[int] = []
+        self.is_recorded = False
+        self.refuses = ""
+
+    def _compute(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [t.contiguous().clone() for t in self.function(*inputs)]
+
+    def _execute_device_tensors(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        self.executed += 1
+        return [to_buffer(t) for t in self._compute([to_tensor(b) for b in buffers])]
+
+    def _capture(self, keys: Sequence[int], buffers: Sequence[Buffer]) -> list[Buffer]:
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+        (key,) = keys
+        inputs = [to_tensor(b) for b in buffers]
+        saved = [t.clone() for t in inputs]
+        outputs = self._compute(inputs)
+        for tensor, before in zip(inputs, saved, strict=True):  # capturing runs nothing
+            tensor.copy_(before)
+        for output in outputs:
+            output.fill_(0)
+        self.captured[key] = inputs, outputs
+        return [to_buffer(o) for o in outputs]
+
+    def _replay(self, keys: Sequence[int], buffers: Sequence[Buffer]) -> None:
+        (key,) = keys
+        if self.is_recorded:
+            return
+        inputs, outputs = self.captured[key]
+        assert [to_tensor(b).data_ptr() for b in buffers] == [t.data_ptr() for t in inputs]
+        self.replayed += 1
+        for output, value in zip(outputs, self._compute(inputs), strict=True):
+            output.copy_(value)
+
+    def _release_captured_graph(self, keys: Sequence[int]) -> None:
+        self.released += keys
+        for key in keys:
+            del self.captured[key]
+
+
+class StandInRecorder:
+    """What is recorded is run again at each playback, into the results that recording gave."""
+
+    def __init__(self, models: Sequence[StandInModel]) -> None:
+        self.models = models
+        self.recorded = self.played = 0
+        self.refuses = ""
+
+    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+        self.recorded += 1
+        for model in self.models:
+            model.is_recorded = True
+        results = function()
+        for model in self.models:
+            model.is_recorded = False
+
+        def play() -> None:
+            self.played += 1
+            for old, new in zip(results, function(), strict=True):
+                if isinstance(old, torch.Tensor) and old is not new and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+        return play, results
+
+
+@pytest.fixture(autouse=True)
+def no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions that are said to run on a GPU need none."""
+    monkeypatch.setattr(region_call, "in_order", lambda gpus: contextlib.nullcontext())
+
+
+def region(inputs: int, static: set[int], mutable: set[int] = frozenset(), **more: Any) -> RegionSpec:  # type: ignore[assignment]
+    """A region on a GPU with contiguous inputs."""
+    values = {"may_alias": (), "host_values": 0, "gpus": (0,), **more}
+    return RegionSpec((None,) * inputs, frozenset(static), frozenset(mutable), **values)
+
+
+class Setup:
+    """A call path on stand-ins."""
+
+    def __init__(self, source: str, regions: Sequence[RegionSpec], functions: Sequence[Function], **spec: Any) -> None:
+        self.models = [StandInModel(f) for f in functions]
+        self.spec = CallSpec(source, tuple(regions), **spec)
+        self.recorder = StandInRecorder(self.models)
+        self.call = Replayed(self.spec, self.models, self.spec.build(self.models), self.recorder, CPU)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(list(args))
+
+
+def linear(**spec: Any) -> Setup:
+    """``x @ w``, where ``w`` is a parameter."""
+    source = "def call(args):\n    w, x, = args\n    args.clear()\n    y, = region0((w,), (x,))\n    return (y,)\n"
+    return Setup(source, [region(2, {0})], [lambda w, x: [x @ w]], static=frozenset({0}), **spec)
+
+
+def test_the_second_call_is_recorded_and_the_third_played() -> None:
+    setup, w = linear(), torch.randn(4, 4)
+    for n in range(5):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(setup(w, x)[0], x @ w)
+        assert setup.recorder.recorded == (n > 0)
+    assert setup.models[0].executed == 1
+    assert setup.recorder.played == 3
+
+
+def test_results_are_the_callers_to_keep() -> None:
+    setup, w = linear(), torch.randn(4, 4)
+    xs = [torch.randn(3, 4) for _ in range(5)]
+    kept = [setup(w, x)[0] for x in xs]
+    for x, y in zip(xs, kept, strict=True):
+        torch.testing.assert_close(y, x @ w)
+
+
+def test_arguments_that_stay_where_they_are_are_not_copied() -> None:
+    setup, w, x = linear(), torch.randn(4, 4), torch.randn(3, 4)
+    for _ in range(4):
+        x.copy_(torch.randn(3, 4))
+        torch.testing.assert_close(setup(w, x)[0], x @ w)
+    (recording,) = setup.call._held
+    assert not recording.copied
+    assert recording.fixed == [0, 1]
+
+
+def test_an_argument_that_moves_later_is_copied_from_then_on() -> None:
+    setup, w, x = linear(), torch.randn(4, 4), torch.randn(3, 4)
+    setup(w, x), setup(w, x), setup(w, x)
+    others = [torch.randn(3, 4) for _ in range(4)]
+    for y in others:
+        torch.testing.assert_close(setup(w, y)[0], y @ w)
+    assert setup.recorder.recorded == 2
+    assert [i for i, _ in setup.call._held[0].copied] == [1]
+    assert len(setup.models[0].released) == 1
+
+
+def test_a_parameter_that_moves_is_recorded_again_a_few_times() -> None:
+    setup = linear()
+    parameters = [torch.randn(4, 4) for _ in range(2 * replay.MOVES)]
+    for w in parameters:
+        for _ in range(2):
+            x = torch.randn(3, 4)
+            torch.testing.assert_close(setup(w, x)[0], x @ w)
+    assert setup.recorder.recorded == replay.MOVES + 1
+    assert not setup.call._held
+    assert not setup.models[0].captured
+
+
+def test_each_shape_has_its_recording_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+    setup, w = linear(varying=(1,)), torch.randn(4, 4)
+    with caplog.at_level(logging.INFO, "torch_max_backend"):
+        for _ in range(3):
+            for n in range(1, replay.SHAPES + 4):
+                x = torch.randn(n, 4)
+                torch.testing.assert_close(setup(w, x)[0], x @ w)
+    assert setup.recorder.recorded == replay.SHAPES
+    assert sum("no more device graphs" in r.message for r in caplog.records) == 1
+
+
+def test_numbers_belong_to_the_key() -> None:
+    source = "def call(args):\n    n, x, = args\n    y, = region0((), (x,), (), (n * 2.0,))\n    return (y,)\n"
+    setup = Setup(source, [region(1, set(), host_values=1)], [lambda x, n: [x * n]], varying=(0,))
+    x = torch.randn(3)
+    for n in (1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 3.0):
+        torch.testing.assert_close(setup(n, x)[0], x * n * 2)
+    assert setup.recorder.recorded == 2
+
+
+def test_a_cache_that_stays_is_written_in_place_once_per_call() -> None:
+    source = "def call(args):\n    c, x, = args\n    args.clear()\n    y, = region0((c,), (x,))\n    return (y,)\n"
+    setup = Setup(
+        source,
+        [region(2, {0}, {0})],
+        [lambda c, x: [c.add_(x).clone()]],
+        static=frozenset({0}),
+        written=frozenset({0}),
+    )
+    cache = torch.zeros(4)
+    for n in range(1, 7):
+        torch.testing.assert_close(setup(cache, torch.ones(4))[0], torch.full((4,), float(n)))
+        assert cache.tolist() == [n] * 4
+    assert setup.recorder.played == 4
+
+
+def test_an_argument_that_moves_and_is_written_is_copied_back() -> None:
+    source = "def call(args):\n    c, = args\n    args.clear()\n    region0((), (c,))\n    return ()\n"
+    setup = Setup(source, [region(1, set(), {0})], [lambda c: [c.add_(1)][:0]], written=frozenset({0}))
+    caches = [torch.full((4,), float(n)) for n in range(5)]
+    for n, cache in enumerate(caches):
+        setup(cache)
+        assert cache.tolist() == [n + 1] * 4
+
+
+def test_what_torch_makes_between_regions_is_copied_to_the_next_region() -> None:
+    source = (
+        "def call(args):\n    x, = args\n    args.clear()\n    a, = region0((), (x,))\n    b = torch.cos(a)\n"
+        "    y, = region1((), (b, a,))\n    return (y, b,)\n"
+    )
+    functions = [lambda x: [x * 2], lambda b, a: [b + a]]
+    setup = Setup(source, [region(1, set()), region(2, set())], functions)
+    for _ in range(5):
+        x = torch.randn(4)
+        y, b = setup(x)
+        torch.testing.assert_close(b, torch.cos(x * 2))
+        torch.testing.assert_close(y, b + x * 2)
+    assert setup.recorder.played == 3
+    second = setup.call._held[0].regions[1]
+    assert [own is None for own in second._own] == [False, True]  # torch's result moves, the region's stays
+
+
+def test_a_region_that_max_cannot_capture_leaves_the_plain_path(caplog: pytest.LogCaptureFixture) -> None:
+    setup, w = linear(), torch.randn(4, 4)
+    setup.models[0].refuses = "it synchronises"
+    with caplog.at_level(logging.INFO, "torch_max_backend"):
+        for _ in range(4):
+            x = torch.randn(3, 4)
+            torch.testing.assert_close(setup(w, x)[0], x @ w)
+    assert setup.models[0].executed == 4
+    assert [r.message for r in caplog.records] == [
+        "no device graph is recorded: MAX cannot capture a region: it synchronises"
+    ]
+
+
+def test_a_call_that_torch_cannot_record_leaves_the_plain_path() -> None:
+    setup, w = linear(), torch.randn(4, 4)
+    setup.recorder.refuses = "operation not permitted when stream is capturing"
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(setup(w, x)[0], x @ w)
+    assert setup.recorder.played == 0
+    assert not setup.models[0].captured
+
+
+def test_large_outputs_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "COPY_LIMIT", 40)
+    setup, w = linear(), torch.randn(4, 4)
+    for _ in range(4):
+        setup(w, torch.randn(3, 4))
+    assert setup.recorder.recorded == 0
+
+
+def test_memory_goes_back_when_the_function_dies() -> None:
+    setup, w = linear(), torch.randn(4, 4)
+    for _ in range(3):
+        setup(w, torch.randn(3, 4))
+    (model,) = setup.models
+    assert model.captured
+    del setup
+    gc.collect()
+    assert not model.captured
+
+
+def test_the_argument_list_is_emptied() -> None:
+    setup, w = linear(), torch.randn(4, 4)
+    for _ in range(4):
+        args = [w, torch.randn(3, 4)]
+        setup.call(args)
+        assert args == []
+
+
+def test_only_functions_on_one_gpu_are_recorded() -> None:
+    source = "def call(args):\n    x, = args\n    args.clear()\n    y, = region0((), (x,))\n    return (y,)\n"
+    model = StandInModel(lambda x: [x + 1])
+    on = Options(device_graphs=True)
+    for spec in (region(1, set(), gpus=()), region(1, set(), gpus=(0, 1)), region(1, set(), on_host=True)):
+        assert not isinstance(with_replay(CallSpec(source, (spec,)), [model], on), Replayed)
+    spec = CallSpec(source, (region(1, set()),))
+    assert not isinstance(with_replay(spec, [model], Options()), Replayed)
+
+
+# -- what leaves ---------------------------------------------------------------------------------------------------
+def test_results_that_share_memory_share_it_in_the_copy() -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    values = [base[1:], base.t(), 7, None, base[:, 1]]
+    handed = hand_out(values, plan_outputs(values, []), [])
+    for value, result in zip(values, handed, strict=True):
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(result, value)
+            assert result.stride() == value.stride()
+    assert len({r.untyped_storage().data_ptr() for r in handed if isinstance(r, torch.Tensor)}) == 1
+    handed[1].fill_(0)
+    assert base.sum() == 66
+    assert handed[0].sum() == 0
+
+
+def test_strides_with_gaps_stay() -> None:
+    value = torch.zeros(3, 8)[:, :4]
+    (result,) = hand_out([value], plan_outputs([value], []), [])
+    assert result.stride() == (8, 1)
+    assert result.data_ptr() != value.data_ptr()
+
+
+def test_arguments_and_their_views_are_the_callers() -> None:
+    used = torch.arange(6.0)
+    values = [used, used[2:4]]
+    planned = plan_outputs(values, [used])
+    mine = torch.arange(10.0)[3:9]
+    whole, part = hand_out(values, planned, [mine])
+    assert whole is mine
+    assert part.tolist() == [5.0, 6.0]
+    assert part.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
