@@ -13,14 +13,13 @@ import torch
 from max.driver import Buffer
 
 from torch_max_backend.options import Options
-from torch_max_backend.runtime import region_call, replay
+from torch_max_backend.runtime import region_call, replay, replay_region
 from torch_max_backend.runtime.call_path import CallSpec
 from torch_max_backend.runtime.exchange import to_buffer, to_tensor
 from torch_max_backend.runtime.hand_out import hand_out, plan_outputs
 from torch_max_backend.runtime.region_call import RegionSpec
 from torch_max_backend.runtime.replay import Replayed, with_replay
 
-CPU = torch.device("cpu")
 Function = Callable[..., Sequence[torch.Tensor]]
 
 
@@ -32,7 +31,7 @@ class StandInModel:
         self.executed = self.replayed = 0
         self.captured: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self.released: list[int] = []
-        self.is_recorded = False
+        self.times_captured = 0
         self.refuses = ""
 
     def _compute(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -54,12 +53,11 @@ class StandInModel:
         for output in outputs:
             output.fill_(0)
         self.captured[key] = inputs, outputs
+        self.times_captured += 1
         return [to_buffer(o) for o in outputs]
 
     def _replay(self, keys: Sequence[int], buffers: Sequence[Buffer]) -> None:
         (key,) = keys
-        if self.is_recorded:
-            return
         inputs, outputs = self.captured[key]
         assert [to_tensor(b).data_ptr() for b in buffers] == [t.data_ptr() for t in inputs]
         self.replayed += 1
@@ -72,37 +70,13 @@ class StandInModel:
             del self.captured[key]
 
 
-class StandInRecorder:
-    """What is recorded is run again at each playback, into the results that recording gave."""
-
-    def __init__(self, models: Sequence[StandInModel]) -> None:
-        self.models = models
-        self.recorded = self.played = 0
-        self.refuses = ""
-
-    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        if self.refuses:
-            raise RuntimeError(self.refuses)
-        self.recorded += 1
-        for model in self.models:
-            model.is_recorded = True
-        results = function()
-        for model in self.models:
-            model.is_recorded = False
-
-        def play() -> None:
-            self.played += 1
-            for old, new in zip(results, function(), strict=True):
-                if isinstance(old, torch.Tensor) and old is not new and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-
-        return play, results
-
-
 @pytest.fixture(autouse=True)
 def no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regions that are said to run on a GPU need none."""
     monkeypatch.setattr(region_call, "in_order", lambda gpus: contextlib.nullcontext())
+    monkeypatch.setattr(replay_region, "end_capture", lambda index: None)
+    monkeypatch.setattr(replay.Turns, "take", lambda self: None)
+    monkeypatch.setattr(replay, "_is_on_gpu", lambda tensor: True)
 
 
 def region(inputs: int, static: set[int], mutable: set[int] = frozenset(), **more: Any) -> RegionSpec:  # type: ignore[assignment]
@@ -117,11 +91,15 @@ class Setup:
     def __init__(self, source: str, regions: Sequence[RegionSpec], functions: Sequence[Function], **spec: Any) -> None:
         self.models = [StandInModel(f) for f in functions]
         self.spec = CallSpec(source, tuple(regions), **spec)
-        self.recorder = StandInRecorder(self.models)
-        self.call = Replayed(self.spec, self.models, self.spec.build(self.models), self.recorder, CPU)
+        self.call = Replayed(self.spec, self.models, self.spec.build(self.models), 0)
 
     def __call__(self, *args: Any) -> Any:
         return self.call(list(args))
+
+    @property
+    def recorded(self) -> int:
+        """How often the first region was captured."""
+        return self.models[0].times_captured
 
 
 def linear(**spec: Any) -> Setup:
@@ -135,9 +113,9 @@ def test_the_second_call_is_recorded_and_the_third_played() -> None:
     for n in range(5):
         x = torch.randn(3, 4)
         torch.testing.assert_close(setup(w, x)[0], x @ w)
-        assert setup.recorder.recorded == (n > 0)
+        assert setup.recorded == (n > 0)
     assert setup.models[0].executed == 1
-    assert setup.recorder.played == 3
+    assert setup.models[0].replayed == 4
 
 
 def test_results_are_the_callers_to_keep() -> None:
@@ -164,8 +142,8 @@ def test_an_argument_that_moves_later_is_copied_from_then_on() -> None:
     others = [torch.randn(3, 4) for _ in range(4)]
     for y in others:
         torch.testing.assert_close(setup(w, y)[0], y @ w)
-    assert setup.recorder.recorded == 2
-    assert [i for i, _ in setup.call._held[0].copied] == [1]
+    assert setup.recorded == 2
+    assert setup.call._held[0].copied == [1]
     assert len(setup.models[0].released) == 1
 
 
@@ -176,7 +154,7 @@ def test_a_parameter_that_moves_is_recorded_again_a_few_times() -> None:
         for _ in range(2):
             x = torch.randn(3, 4)
             torch.testing.assert_close(setup(w, x)[0], x @ w)
-    assert setup.recorder.recorded == replay.MOVES + 1
+    assert setup.recorded == replay.MOVES + 1
     assert not setup.call._held
     assert not setup.models[0].captured
 
@@ -188,7 +166,7 @@ def test_each_shape_has_its_recording_up_to_a_limit(caplog: pytest.LogCaptureFix
             for n in range(1, replay.SHAPES + 4):
                 x = torch.randn(n, 4)
                 torch.testing.assert_close(setup(w, x)[0], x @ w)
-    assert setup.recorder.recorded == replay.SHAPES
+    assert setup.recorded == replay.SHAPES
     assert sum("no more device graphs" in r.message for r in caplog.records) == 1
 
 
@@ -198,7 +176,7 @@ def test_numbers_belong_to_the_key() -> None:
     x = torch.randn(3)
     for n in (1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 3.0):
         torch.testing.assert_close(setup(n, x)[0], x * n * 2)
-    assert setup.recorder.recorded == 2
+    assert setup.recorded == 2
 
 
 def test_a_cache_that_stays_is_written_in_place_once_per_call() -> None:
@@ -214,7 +192,7 @@ def test_a_cache_that_stays_is_written_in_place_once_per_call() -> None:
     for n in range(1, 7):
         torch.testing.assert_close(setup(cache, torch.ones(4))[0], torch.full((4,), float(n)))
         assert cache.tolist() == [n] * 4
-    assert setup.recorder.played == 4
+    assert setup.models[0].replayed == 5
 
 
 def test_an_argument_that_moves_and_is_written_is_copied_back() -> None:
@@ -238,7 +216,7 @@ def test_what_torch_makes_between_regions_is_copied_to_the_next_region() -> None
         y, b = setup(x)
         torch.testing.assert_close(b, torch.cos(x * 2))
         torch.testing.assert_close(y, b + x * 2)
-    assert setup.recorder.played == 3
+    assert [m.replayed for m in setup.models] == [4, 4]
     second = setup.call._held[0].regions[1]
     assert [own is None for own in second._own] == [False, True]  # torch's result moves, the region's stays
 
@@ -256,14 +234,14 @@ def test_a_region_that_max_cannot_capture_leaves_the_plain_path(caplog: pytest.L
     ]
 
 
-def test_a_call_that_torch_cannot_record_leaves_the_plain_path() -> None:
-    setup, w = linear(), torch.randn(4, 4)
-    setup.recorder.refuses = "operation not permitted when stream is capturing"
-    for _ in range(4):
-        x = torch.randn(3, 4)
-        torch.testing.assert_close(setup(w, x)[0], x @ w)
-    assert setup.recorder.played == 0
-    assert not setup.models[0].captured
+def test_a_number_that_depends_on_data_is_no_part_of_a_recording() -> None:
+    source = (
+        "def call(args):\n    n, x, = args\n    m = n.item()\n    y, = region0((), (x,), (), (m,))\n    return (y,)\n"
+    )
+    setup = Setup(source, [region(1, set(), host_values=1)], [lambda x, n: [x * n]])
+    x = torch.randn(3)
+    for n in (1.0, 1.0, 1.0, 2.0, 3.0, 1.0):
+        torch.testing.assert_close(setup(torch.tensor(n), x)[0], x * n)
 
 
 def test_large_outputs_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +249,7 @@ def test_large_outputs_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     setup, w = linear(), torch.randn(4, 4)
     for _ in range(4):
         setup(w, torch.randn(3, 4))
-    assert setup.recorder.recorded == 0
+    assert setup.recorded == 0
 
 
 def test_memory_goes_back_when_the_function_dies() -> None:
@@ -293,11 +271,16 @@ def test_the_argument_list_is_emptied() -> None:
         assert args == []
 
 
-def test_only_functions_on_one_gpu_are_recorded() -> None:
+def test_only_regions_on_one_gpu_are_recorded() -> None:
     source = "def call(args):\n    x, = args\n    args.clear()\n    y, = region0((), (x,))\n    return (y,)\n"
     model = StandInModel(lambda x: [x + 1])
     on = Options(device_graphs=True)
-    for spec in (region(1, set(), gpus=()), region(1, set(), gpus=(0, 1)), region(1, set(), on_host=True)):
+    for spec in (
+        region(1, set(), gpus=()),
+        region(1, set(), gpus=(0, 1)),
+        region(1, set(), on_host=True),
+        region(1, set(), scalars=1),
+    ):
         assert not isinstance(with_replay(CallSpec(source, (spec,)), [model], on), Replayed)
     spec = CallSpec(source, (region(1, set()),))
     assert not isinstance(with_replay(spec, [model], Options()), Replayed)

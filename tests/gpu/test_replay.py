@@ -25,7 +25,7 @@ def recordings(caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
     def count() -> int:
         messages = [r.getMessage() for r in caplog.records]
         assert not [m for m in messages if m.startswith("no device graph")]
-        return sum(m.startswith("recorded a device graph") for m in messages)
+        return sum(m.startswith("recorded ") for m in messages)
 
     return count
 

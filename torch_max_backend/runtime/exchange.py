@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import threading
 from collections.abc import Sequence
@@ -74,6 +75,20 @@ def stream_order(index: int) -> StreamOrder:
     return StreamOrder(index)
 
 
+def end_capture(index: int) -> None:
+    """Bring MAX's stream back to work after a capture that failed, which leaves it recording.
+
+    Until then CUDA refuses work on the default stream of any thread, because MAX's stream is a blocking one.
+    """
+    driver, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(max_stream(index).cuda_stream)
+    status, graph = ctypes.c_int(), ctypes.c_void_p()
+    driver.cuStreamIsCapturing(handle, ctypes.byref(status))
+    if status.value:
+        driver.cuStreamEndCapture(handle, ctypes.byref(graph))
+        if graph.value:
+            driver.cuGraphDestroy(graph)
+
+
 class StreamOrder:
     """Runs calls on MAX's stream between what the caller's stream did before and does after, by events.
 
@@ -83,6 +98,9 @@ class StreamOrder:
     MAX gives the memory of an output that Python has freed to the next call. On the stream that called, what read the
     output has been enqueued before that, but on another one that called earlier it may have been enqueued any time:
     so a call waits for every stream that ever called. Programs have one, as a rule.
+
+    Between CUDA's legacy default stream, which is torch's default stream, and MAX's, which is a blocking stream, CUDA
+    itself keeps that order, so there no event is needed.
     """
 
     def __init__(self, index: int) -> None:
@@ -91,14 +109,17 @@ class StreamOrder:
         self._done = torch.cuda.Event()
         self._lock = threading.RLock()
         self._callers: dict[int, _Caller] = {}
-        self._entered: list[_Caller] = []
+        self._entered: list[_Caller | None] = []
+        self._is_blocking = _is_blocking(self._own)
 
     def __enter__(self) -> None:
         self._lock.acquire()
         handle = torch._C._cuda_getCurrentRawStream(self.index)
-        caller = self._callers.get(handle) or self._meet(handle)
-        caller.precede(self._own)
-        if len(self._callers) > 1 and not torch.cuda.is_current_stream_capturing():
+        caller = None
+        if handle or not self._is_blocking:
+            caller = self._callers.get(handle) or self._meet(handle)
+            caller.precede(self._own)
+        if len(self._callers) > (caller is not None) and not torch.cuda.is_current_stream_capturing():
             for other in self._callers.values():
                 if other is not caller:
                     other.precede(self._own)
@@ -107,8 +128,9 @@ class StreamOrder:
     def __exit__(self, *_: object) -> None:
         caller = self._entered.pop()
         try:
-            self._done.record(self._own)
-            caller.stream.wait_event(self._done)
+            if caller is not None:
+                self._done.record(self._own)
+                caller.stream.wait_event(self._done)
         finally:
             self._lock.release()
 
@@ -135,6 +157,13 @@ class _Caller:
         """Have ``other`` wait for what is on the stream now."""
         self.event.record(self.stream)
         other.wait_event(self.event)
+
+
+def _is_blocking(stream: torch.cuda.Stream) -> bool:
+    """Whether CUDA orders the stream with the legacy default stream by itself."""
+    flags = ctypes.c_uint(1)
+    failed = ctypes.CDLL("libcuda.so.1").cuStreamGetFlags(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(flags))
+    return not failed and not flags.value & 1
 
 
 def in_order(gpus: Sequence[int]) -> contextlib.AbstractContextManager[object] | None:

@@ -75,6 +75,7 @@ def region_spec(region: Region, static: frozenset[int]) -> RegionSpec:
         len(region.carriers) + len(region.scalars),
         tuple(sorted(gpus)),
         any(v.device.type == "cpu" for v in values),
+        len(region.scalars),
     )
 
 

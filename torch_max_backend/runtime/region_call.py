@@ -33,7 +33,8 @@ class RegionSpec:
     ``orders`` has per input the permutation that makes it contiguous, or ``None`` if it is contiguous as it is;
     ``static`` and ``mutable`` are positions of inputs, ``may_alias`` of outputs that MAX may give as a view of an
     input. ``host_values`` counts the sizes and scalars that are passed in after the tensors; ``gpus`` are the indices
-    of the GPUs it runs on, and ``on_host`` tells whether it has a tensor on the CPU.
+    of the GPUs it runs on, ``on_host`` tells whether it has a tensor on the CPU, ``scalars`` how many of the host
+    values are scalars.
     """
 
     orders: tuple[tuple[int, ...] | None, ...]
@@ -43,6 +44,7 @@ class RegionSpec:
     host_values: int
     gpus: tuple[int, ...]
     on_host: bool = False
+    scalars: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A region inside a recording: its inputs have fixed addresses, and MAX keeps its intermediates' memory."""
+"""A region that is captured as a device graph: its inputs have fixed addresses, its results are the same tensors."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ from collections.abc import Sequence
 import torch
 from max.driver import Buffer
 
-from torch_max_backend.runtime.exchange import to_tensor
+from torch_max_backend.runtime.exchange import end_capture, to_tensor
 from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec, execution_error
 
 
-class NotRecordedError(Exception):
-    """A call cannot become a device graph; the message says why."""
+def refusal(spec: RegionSpec) -> str:
+    """Why a region is never captured; empty if it may be.
+
+    MAX reports what it cannot capture, but too late: the stream stays in an unusable state unless it is put right.
+    """
+    if len(spec.gpus) != 1:
+        return "it does not run on one GPU alone"
+    if spec.on_host:
+        return "a part of it runs on the processor"
+    if spec.scalars:
+        return "it takes a number that the processor computes"
+    return ""
 
 
 class ReplayRegion(RegionCall):
     """A region that MAX captures in its first call and replays in later ones.
 
-    Only such a replay may be part of a larger recording: what a plain call uses for intermediates goes back to MAX's
-    pool and would be overwritten by other calls, and overwrite theirs. The results are the same tensors every time.
+    MAX keeps the memory of a captured graph's intermediates for it. The results are the same tensors every time.
 
     Args:
         key: Names the captured graph; no two regions of a process have the same.
@@ -28,8 +37,9 @@ class ReplayRegion(RegionCall):
 
     def __init__(self, spec: RegionSpec, model: Model, key: int, stable: set[int]) -> None:
         super().__init__(spec, model)
-        self.refusal = ""
+        self.refusal = refusal(spec)
         self._key, self._stable = key, stable
+        self._gpu = spec.gpus[0] if spec.gpus else 0
         self._own: list[torch.Tensor | None] = []
         self._buffers: list[Buffer] = []
         self._results: list[torch.Tensor] = []
@@ -43,17 +53,11 @@ class ReplayRegion(RegionCall):
         sizes: Sequence[int] = (),
         scalars: Sequence[float] = (),
     ) -> list[torch.Tensor]:
-        """Run the region; see :class:`RegionCall`.
-
-        Raises:
-            NotRecordedError: The host values are others than those that were captured.
-        """
-        if self.refusal:
-            return super().__call__(static, dynamic, sizes, scalars)
-        if not self._buffers:
+        """Run the region; see :class:`RegionCall`. With other host values than the captured ones, it runs as always."""
+        if not self._buffers and not self.refusal:
             return self._capture(static, dynamic, sizes, scalars)
-        if (tuple(sizes), tuple(scalars)) != self._host:
-            raise NotRecordedError("a size or number depends on data")
+        if self.refusal or (tuple(sizes), tuple(scalars)) != self._host:
+            return super().__call__(static, dynamic, sizes, scalars)
         for tensor, own in zip(dynamic, self._own, strict=True):
             if own is not None:
                 own.copy_(tensor)
@@ -74,6 +78,7 @@ class ReplayRegion(RegionCall):
             with self._order:  # type: ignore[union-attr]  # a region on the CPU is never recorded
                 outputs = self.model._capture([self._key], buffers)
         except Exception as error:  # the engine names no type for what it cannot capture
+            end_capture(self._gpu)
             self.refusal = f"MAX cannot capture a region: {' '.join(str(error).split())[:160]}"
             return super().__call__(static, dynamic, sizes, scalars)
         self._buffers, self._host = buffers, (tuple(sizes), tuple(scalars))
