@@ -110,8 +110,8 @@ def linear(**spec: Any) -> Setup:
 
 def test_the_second_call_is_recorded_and_the_third_played() -> None:
     setup, w = linear(), torch.randn(4, 4)
-    for n in range(5):
-        x = torch.randn(3, 4)
+    inputs = [torch.randn(3, 4) for _ in range(5)]  # all alive: each has its own place
+    for n, x in enumerate(inputs):
         torch.testing.assert_close(setup(w, x)[0], x @ w)
         assert setup.recorded == (n > 0)
     assert setup.models[0].executed == 1
@@ -147,25 +147,36 @@ def test_an_argument_that_moves_later_is_copied_from_then_on() -> None:
     assert len(setup.models[0].released) == 1
 
 
-def test_a_parameter_that_moves_is_recorded_again_a_few_times() -> None:
+def test_a_parameter_that_moves_often_ends_the_recordings() -> None:
     setup = linear()
-    parameters = [torch.randn(4, 4) for _ in range(2 * replay.MOVES)]
+    parameters = [torch.randn(4, 4) for _ in range(2 * replay.WASTED)]
     for w in parameters:
         for _ in range(2):
             x = torch.randn(3, 4)
             torch.testing.assert_close(setup(w, x)[0], x @ w)
-    assert setup.recorded == replay.MOVES + 1
+    assert setup.recorded == replay.WASTED + 1
     assert not setup.call._held
     assert not setup.models[0].captured
+
+
+def test_a_cache_that_is_replaced_now_and_then_is_recorded_again_each_time() -> None:
+    source = "def call(args):\n    c, x, = args\n    args.clear()\n    region0((), (c, x))\n    return ()\n"
+    setup = Setup(source, [region(2, set(), {0})], [lambda c, x: [c.add_(x)][:0]], written=frozenset({0}))
+    caches = [torch.zeros(4) for _ in range(3 * replay.WASTED)]
+    for cache in caches:
+        for _ in range(replay.PLAYS + 2):
+            setup(cache, torch.ones(4))
+        assert cache.tolist() == [replay.PLAYS + 2] * 4
+    assert 0 not in setup.call._held[0].copied
+    assert setup.recorded >= len(caches)
 
 
 def test_each_shape_has_its_recording_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     setup, w = linear(varying=(1,)), torch.randn(4, 4)
     with caplog.at_level(logging.INFO, "torch_max_backend"):
-        for _ in range(3):
-            for n in range(1, replay.SHAPES + 4):
-                x = torch.randn(n, 4)
-                torch.testing.assert_close(setup(w, x)[0], x @ w)
+        inputs = [torch.randn(n, 4) for _ in range(3) for n in range(1, replay.SHAPES + 4)]
+        for x in inputs:
+            torch.testing.assert_close(setup(w, x)[0], x @ w)
     assert setup.recorded == replay.SHAPES
     assert sum("no more device graphs" in r.message for r in caplog.records) == 1
 
@@ -211,8 +222,8 @@ def test_what_torch_makes_between_regions_is_copied_to_the_next_region() -> None
     )
     functions = [lambda x: [x * 2], lambda b, a: [b + a]]
     setup = Setup(source, [region(1, set()), region(2, set())], functions)
-    for _ in range(5):
-        x = torch.randn(4)
+    inputs = [torch.randn(4) for _ in range(5)]
+    for x in inputs:
         y, b = setup(x)
         torch.testing.assert_close(b, torch.cos(x * 2))
         torch.testing.assert_close(y, b + x * 2)

@@ -36,8 +36,11 @@ hide the host's work, and copies would cost what playing back saves."""
 SHAPES = 16
 """Shapes of one graph that are recorded; each holds its intermediates' memory."""
 
-MOVES = 4
-"""How often one shape is recorded again because memory that seemed to stay has moved."""
+PLAYS = 16
+"""How often a recording must be played to have been worth it, which takes about a millisecond."""
+
+WASTED = 4
+"""How many recordings in a row of one shape may not be worth it before it is recorded no more."""
 
 Call = Callable[[list[Any]], Any]
 _keys = itertools.count(1)
@@ -59,11 +62,12 @@ def with_replay(spec: CallSpec, models: Sequence[Model], options: Options) -> Ca
 
 @dataclass
 class _Shape:
-    """What is known of one shape: where arguments were, which of them move, its recording."""
+    """What is known of one shape: where arguments were, which of them move, its recording and how it was used."""
 
     pointers: list[int | None]
     moving: set[int] = field(default_factory=set)
-    recorded: int = 0
+    played: int = 0
+    wasted: int = 0
     recording: _Recording | None = None
     given_up: bool = False
 
@@ -135,6 +139,7 @@ class Replayed:
             key = tuple([_symbolic(args[i]) for i in self._varying])
             shape = self._shapes.get(key)
             if shape is not None and shape.recording is not None and shape.recording.holds_for(args):
+                shape.played += 1
                 results = shape.recording.run(args)
                 args.clear()
                 return results
@@ -147,16 +152,27 @@ class Replayed:
             return self._first(key, pointers, args)
         if shape.given_up:
             return self._plain(args)
-        before = shape.pointers if shape.recording is None else shape.recording.pointers
-        moved = {i for i, (old, new) in enumerate(zip(before, pointers, strict=True)) if old != new}
-        shape.moving |= moved - self._spec.static
-        if shape.recording is not None:
-            self._held.remove(shape.recording)
-            shape.recording.release()
-            shape.recording = None
-            if shape.recorded > MOVES:
-                return self._give_up(shape, f"memory that it reads moved {MOVES} times", args)
+        if shape.recording is None:
+            shape.moving = _changed(shape.pointers, pointers) - self._spec.static
+        else:
+            self._drop(shape, pointers)
+        if shape.wasted > WASTED:
+            return self._give_up(shape, f"the memory that it reads moved {WASTED} times after few calls", args)
         return self._record(key, shape, pointers, args)
+
+    def _drop(self, shape: _Shape, pointers: list[int | None]) -> None:
+        """Give up a recording because memory moved: for good, as with a new cache, or arguments that move often."""
+        recording = shape.recording
+        assert recording is not None
+        self._held.remove(recording)
+        recording.release()
+        shape.recording = None
+        if shape.played >= PLAYS:
+            shape.wasted = 0
+            return
+        moving = shape.moving | (_changed(recording.pointers, pointers) - self._spec.static)
+        shape.wasted += moving == shape.moving
+        shape.moving = moving
 
     def _first(self, key: Hashable, pointers: list[int | None], args: list[Any]) -> Any:
         if len(self._shapes) >= SHAPES:
@@ -186,7 +202,7 @@ class Replayed:
         if any(_shares_memory(args[i]) for i in copied):
             return self._give_up(shape, "an argument moves whose elements share memory", args)
         start = time.perf_counter()
-        shape.recorded += 1
+        shape.played = 0
         with torch.inference_mode(False), torch.no_grad():
             own = [_own(args[i]) for i in copied]
         used = list(args)
@@ -253,6 +269,10 @@ def _pointers_equal(args: list[Any], pointers: list[int | None], indices: list[i
 
 
 _same_pointers = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _pointers_equal)
+
+
+def _changed(old: list[int | None], new: list[int | None]) -> set[int]:
+    return {i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b}
 
 
 def _pointer(arg: Any) -> int | None:
