@@ -312,6 +312,35 @@ def test_results_that_share_memory_share_it_in_the_copy() -> None:
     assert handed[0].sum() == 0
 
 
+def test_a_cache_of_inference_mode_is_written_in_place() -> None:
+    source = "def call(args):\n    c, x, = args\n    args.clear()\n    region0((), (c, x))\n    return ()\n"
+    setup = Setup(source, [region(2, set(), {0})], [lambda c, x: [c.add_(x)][:0]], written=frozenset({0}))
+    with torch.inference_mode():
+        caches = [torch.zeros(4) for _ in range(4)]
+        for cache in caches:
+            setup(cache, torch.ones(4))
+            assert cache.tolist() == [1.0] * 4
+
+
+def test_many_results_are_copied_at_once() -> None:
+    values = [torch.randn(3, 4).t(), torch.randn(5), torch.arange(4), 3, torch.zeros(0, 3)]
+    handed = hand_out(values, plan_outputs(values, []), [])
+    for value, result in zip(values, handed, strict=True):
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(result, value)
+            assert result.stride() == value.stride()
+            assert result is not value
+
+
+def test_a_result_in_inference_mode_can_be_written_to_outside() -> None:
+    setup, w = linear(), torch.randn(4, 4)
+    with torch.inference_mode():
+        setup(w, torch.randn(3, 4)), setup(w, torch.randn(3, 4))
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(setup(w, x)[0].mul_(2.0), x @ w * 2.0)
+
+
 def test_strides_with_gaps_stay() -> None:
     value = torch.zeros(3, 8)[:, :4]
     (result,) = hand_out([value], plan_outputs([value], []), [])

@@ -65,20 +65,29 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def hand_out(values: Sequence[Any], outputs: Sequence[Output], args: Sequence[Any]) -> tuple[Any, ...]:
     """The results for a caller who gave ``args``."""
     copies: dict[int, torch.Tensor] = {}
-    handed = []
-    for value, output in zip(values, outputs, strict=True):
+    handed = list(values)
+    alone = []
+    for k, (value, output) in enumerate(zip(values, outputs, strict=True)):
         if output.argument is not None:
             arg = args[output.argument]
             if output.is_view:
                 arg = arg.as_strided(value.size(), value.stride(), arg.storage_offset() + output.shift)
-            handed.append(arg)
+            handed[k] = arg
         elif output.group is not None:
             if output.group not in copies:
                 members = [v for v, o in zip(values, outputs, strict=True) if o.group == output.group]
                 copies[output.group] = _copy_of_span(members)
-            handed.append(copies[output.group].as_strided(value.size(), value.stride(), output.shift))
-        else:
-            handed.append(value.clone() if isinstance(value, torch.Tensor) else value)
+            handed[k] = copies[output.group].as_strided(value.size(), value.stride(), output.shift)
+        elif isinstance(value, torch.Tensor):
+            alone.append(k)
+    if len(alone) < 3:
+        for k in alone:
+            handed[k] = values[k].clone()
+    else:  # one kernel for many, and less work for the host
+        fresh = [torch.empty_like(values[k]) for k in alone]
+        torch._foreach_copy_(fresh, [values[k] for k in alone])
+        for k, tensor in zip(alone, fresh, strict=True):
+            handed[k] = tensor
     return tuple(handed)
 
 

@@ -52,10 +52,11 @@ def with_replay(spec: CallSpec, models: Sequence[Model], options: Options) -> Ca
     if not options.device_graphs or not any(r.gpus for r in spec.regions):
         return plain
     reasons = [refusal(r) for r in spec.regions]
-    if all(reasons):
-        log.info("no device graph is recorded: %s", reasons[0])
+    gpus = {index for r in spec.regions for index in r.gpus}
+    if all(reasons) or len(gpus) > 1:
+        log.info("no device graph is recorded: %s", reasons[0] or "it runs on several GPUs")
         return plain
-    call = Replayed(spec, models, plain, next(r.gpus[0] for r in spec.regions if not refusal(r)))
+    call = Replayed(spec, models, plain, *gpus)
     call.source = plain.source  # type: ignore[attr-defined]
     return call
 
@@ -131,7 +132,7 @@ class Replayed:
         self._lock = threading.RLock()
         self._turns = Turns(index)
         self._held: list[_Recording] = []
-        weakref.finalize(self, _release_all, self._held)
+        weakref.finalize(self, _release_all, self._held).atexit = False
 
     def __call__(self, args: list[Any]) -> Any:
         with self._lock:
@@ -203,8 +204,7 @@ class Replayed:
             return self._give_up(shape, "an argument moves whose elements share memory", args)
         start = time.perf_counter()
         shape.played = 0
-        with torch.inference_mode(False), torch.no_grad():
-            own = [_own(args[i]) for i in copied]
+        own = [_own(args[i]) for i in copied]
         used = list(args)
         for i, tensor in zip(copied, own, strict=True):
             used[i] = tensor
@@ -295,8 +295,10 @@ def _shares_memory(tensor: torch.Tensor) -> bool:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides."""
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    """A copy with the same strides, which calls outside inference mode can write to as well."""
+    with torch.inference_mode(False):
+        own = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return own.copy_(tensor)
 
 
 def _release_all(held: Iterable[_Recording] | Iterable[ReplayRegion]) -> None:

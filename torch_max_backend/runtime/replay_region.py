@@ -93,7 +93,8 @@ class ReplayRegion(RegionCall):
         physical = tensor if order is None else tensor.permute(order)
         if physical.is_contiguous() and tensor.untyped_storage().data_ptr() in self._stable:
             return None
-        own = torch.empty(physical.shape, dtype=tensor.dtype, device=tensor.device)
+        with torch.inference_mode(False):  # so that later calls may write to it in any mode
+            own = torch.empty(physical.shape, dtype=tensor.dtype, device=tensor.device)
         if order is not None:
             own = own.permute([order.index(d) for d in range(len(order))])
         return own.copy_(tensor)
