@@ -37,14 +37,14 @@ def fast(function: Any, **options: Any) -> Any:
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 32)).cuda()
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 32)).cuda().bfloat16()
 
 
 def test_results_equal_those_of_the_default_mode(recordings: Callable[[], int]) -> None:
     model = network()
     plain, played = torch.compile(model, backend="max_backend"), fast(model)
     with torch.no_grad():
-        inputs = [torch.randn(16, 64, device="cuda") for _ in range(6)]
+        inputs = [torch.randn(16, 64, device="cuda", dtype=torch.bfloat16) for _ in range(6)]
         kept = [played(x) for x in inputs]
         for x, y in zip(inputs, kept, strict=True):
             assert torch.equal(y, plain(x))
@@ -55,7 +55,7 @@ def test_playing_back_leaves_other_calls_alone(recordings: Callable[[], int]) ->
     model = network()
     plain, played = torch.compile(model, backend="max_backend"), fast(model)
     with torch.no_grad():
-        x = torch.randn(16, 64, device="cuda")
+        x = torch.randn(16, 64, device="cuda", dtype=torch.bfloat16)
         expected = model(x)
         for _ in range(3):
             played(x)
@@ -64,7 +64,7 @@ def test_playing_back_leaves_other_calls_alone(recordings: Callable[[], int]) ->
         for _ in range(3):
             y = played(x)
             held += [plain(x) for _ in range(10)]
-        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2)
         assert all(torch.equal(h, b) for h, b in zip(held, before, strict=False))
 
 
@@ -90,11 +90,11 @@ def test_a_parameter_that_moves_is_followed() -> None:
     model = network()
     played = fast(model)
     with torch.no_grad():
-        x = torch.randn(16, 64, device="cuda")
+        x = torch.randn(16, 64, device="cuda", dtype=torch.bfloat16)
         for scale in (1.0, 2.0, 3.0):
             model[0].weight.data = model[0].weight.data.clone() * scale
             for _ in range(3):
-                torch.testing.assert_close(played(x), model(x), rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(played(x), model(x), rtol=2e-2, atol=2e-2)
 
 
 def test_training_takes_the_same_steps() -> None:
@@ -104,7 +104,7 @@ def test_training_takes_the_same_steps() -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         generator = torch.Generator(device="cuda").manual_seed(1)
         for _ in range(6):
-            x = torch.randn(16, 64, device="cuda", generator=generator)
+            x = torch.randn(16, 64, device="cuda", dtype=torch.bfloat16, generator=generator)
             loss = function(x).square().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -118,7 +118,7 @@ def test_training_takes_the_same_steps() -> None:
 def test_two_forwards_before_their_backwards() -> None:
     model = network()
     played = fast(model)
-    xs = [torch.randn(16, 64, device="cuda") for _ in range(2)]
+    xs = [torch.randn(16, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     for _ in range(4):
         grads = []
         for function in (played, model):
@@ -128,7 +128,7 @@ def test_two_forwards_before_their_backwards() -> None:
                 r.backward()
             grads.append([p.grad.clone() for p in model.parameters()])  # type: ignore[union-attr]
         for a, b in zip(*grads, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
 def test_random_numbers_differ_from_call_to_call() -> None:
@@ -156,12 +156,12 @@ def test_streams_take_turns() -> None:
         torch.cuda.synchronize()
         for n in range(12):
             with torch.cuda.stream(streams[n % 2]):
-                x = torch.randn(16, 64, device="cuda")
+                x = torch.randn(16, 64, device="cuda", dtype=torch.bfloat16)
                 torch.cuda._sleep(1_000_000)
                 y = played(x)
                 expected = model(x)
             streams[n % 2].synchronize()
-            torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_memory_is_given_back_when_the_function_dies() -> None:
