@@ -192,11 +192,11 @@ def test_decoding_with_a_static_cache() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_embd=128, n_head=4, vocab_size=512, n_positions=128)
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(config).cuda().eval()
-    played = fast(model)
+    model = transformers.GPT2LMHeadModel(config).cuda().bfloat16().eval()
+    plain, played = torch.compile(model, backend="max_backend"), fast(model)
 
     def generate(function: Any) -> list[int]:
-        cache = transformers.StaticCache(config=config, max_cache_len=64, device="cuda", dtype=torch.float32)
+        cache = transformers.StaticCache(config=config, max_cache_len=64, device="cuda", dtype=torch.bfloat16)
         token = torch.tensor([[7]], device="cuda")
         tokens = []
         for n in range(24):
@@ -208,6 +208,6 @@ def test_decoding_with_a_static_cache() -> None:
         return tokens
 
     with torch.no_grad():
-        expected = generate(model)
+        expected = generate(plain)
         assert generate(played) == expected
         assert generate(played) == expected  # with a new cache
