@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from torch_max_backend.errors import EnvironmentUnsupportedError, MaxBackendError, OptionError
-from torch_max_backend.options import ENVIRONMENT_ONLY, FIELDS, MODES, PREFIX, Options, flag, resolve, table
+from torch_max_backend.options import (
+    ENVIRONMENT_ONLY,
+    FIELDS,
+    GRAPH_MODES,
+    MODES,
+    PREFIX,
+    Options,
+    flag,
+    resolve,
+    table,
+)
 from torch_max_backend.versions import check_versions, found
 
 
@@ -66,7 +76,12 @@ def test_options_are_hashable_and_frozen() -> None:
 
 @pytest.mark.parametrize("mode", [None, *MODES])
 def test_known_modes(mode: str | None) -> None:
-    assert resolve({}, mode) == Options()
+    assert resolve({}, mode) == Options(device_graphs=mode in GRAPH_MODES)
+
+
+def test_device_graphs_that_are_switched_off_stay_off_in_every_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_DEVICE_GRAPHS", "0")
+    assert not resolve({}, "reduce-overhead").device_graphs
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ from typing import Any, Literal, get_args, get_type_hints
 from torch_max_backend.errors import OptionError
 
 PREFIX = "TORCH_MAX_BACKEND_"
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""Modes in which torch records device graphs; so does this backend, unless ``device_graphs`` is given."""
+
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
@@ -50,6 +53,11 @@ class Options:
         "wait", "Whether a call waits for its graph to be compiled, or runs in eager until it is."
     )
     compile_workers: int = _option(0, "Processes that compile at the same time; 0 means one per two cores.", least=0)
+    device_graphs: bool = _option(
+        False,
+        "On a GPU, record what a call enqueues once per shape and play it back in one launch; "
+        'on by default with mode "reduce-overhead" or "max-autotune".',
+    )
     profile: bool = _option(False, "Record profiler ranges around regions and islands.")
     verbose: bool = _option(False, "Log graphs, regions, islands, cache hits and compile times to stderr.")
 
@@ -86,6 +94,8 @@ def resolve(options: Mapping[str, Any] | None = None, mode: str | None = None) -
             values[name] = _checked(name, given[name], f"option {name!r}")
         elif variable in os.environ:
             values[name] = _checked(name, _from_text(name, os.environ[variable], variable), f"variable {variable}")
+    if mode in GRAPH_MODES:
+        values.setdefault("device_graphs", True)
     return Options(**values)
 
 

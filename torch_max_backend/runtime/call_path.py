@@ -24,19 +24,27 @@ class CallSpec:
     """The text of a graph's call path and what its names mean.
 
     ``regions`` are ``region0``, ``region1``, … of the text, ``values`` its torch ops and constants by name.
-    ``profiled`` gives the names that get a profiler range, and the range's label.
+    ``profiled`` gives the names that get a profiler range, and the range's label. ``static`` are the positions of
+    arguments whose memory stays from call to call, ``varying`` of those with a symbol in their shape or value,
+    ``written`` of those that are written in place.
     """
 
     source: str
     regions: tuple[RegionSpec, ...]
     values: dict[str, Any] = field(default_factory=dict)
     profiled: dict[str, str] = field(default_factory=dict)
+    static: frozenset[int] = frozenset()
+    varying: tuple[int, ...] = ()
+    written: frozenset[int] = frozenset()
 
     def build(self, models: Sequence[Model]) -> Callable[[list[Any]], Any]:
         """The function, which takes a list of arguments and empties it, on one model per region."""
+        return self.link([RegionCall(spec, model) for spec, model in zip(self.regions, models, strict=True)])
+
+    def link(self, regions: Sequence[Callable[..., Any]]) -> Callable[[list[Any]], Any]:
+        """The function on regions that are there already."""
         scope: dict[str, Any] = {"torch": torch, "math": math, "restride": restride, "view_of": view_of, **self.values}
-        for i, (spec, model) in enumerate(zip(self.regions, models, strict=True)):
-            scope[f"region{i}"] = RegionCall(spec, model)
+        scope |= {f"region{i}": region for i, region in enumerate(regions)}
         for name, label in self.profiled.items():
             scope[name] = _profiled(label, scope[name])
         name = f"<max_backend {id(scope):x}>"

@@ -18,6 +18,7 @@ from torch_max_backend.diagnostics.report import CompileStats, GraphReport, reco
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import CallSpec, NotSavableError
 from torch_max_backend.runtime.region_call import Model
+from torch_max_backend.runtime.replay import with_replay
 from torch_max_backend.runtime.session import load
 
 try:
@@ -63,7 +64,7 @@ class CompiledGraph(OutputCode):
         self, spec: CallSpec, models: Sequence[Model], report: GraphReport, options: Options, unsaved_because: str = ""
     ) -> None:
         """Take the models. A call that is under way ends as it began. With a reason, the graph is not kept."""
-        call = spec.build(models)
+        call = with_replay(spec, models, options)
         record(report)
         log.info("%s\n%s", report.summary(), spec.source)
         self.unsaved_because = unsaved_because
@@ -115,7 +116,7 @@ class CompiledGraph(OutputCode):
     def _load(self, saved: SavedGraph) -> None:
         logs.configure(saved.options)
         spec = CallSpec.loads(saved.spec)
-        self.call = spec.build(models_of(saved))
+        self.call = with_replay(spec, models_of(saved), saved.options)
         count = len(saved.keys)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
         stats = CompileStats(count, count, keys=list(saved.keys))

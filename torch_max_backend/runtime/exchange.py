@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,16 +69,120 @@ def max_stream(index: int) -> torch.cuda.ExternalStream:
     return torch.cuda.ExternalStream(handle, device=torch.device("cuda", index))
 
 
+@functools.cache
+def stream_order(index: int) -> StreamOrder:
+    """The order of MAX's stream on GPU ``index`` and the streams that call it: one for the whole process."""
+    return StreamOrder(index)
+
+
+def end_capture(index: int) -> None:
+    """Bring MAX's stream back to work after a capture that failed, which leaves it recording.
+
+    Until then CUDA refuses work on the default stream of any thread, because MAX's stream is a blocking one.
+    """
+    driver, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(max_stream(index).cuda_stream)
+    status, graph = ctypes.c_int(), ctypes.c_void_p()
+    driver.cuStreamIsCapturing(handle, ctypes.byref(status))
+    if status.value:
+        driver.cuStreamEndCapture(handle, ctypes.byref(graph))
+        if graph.value:
+            driver.cuGraphDestroy(graph)
+
+
 class StreamOrder:
-    """Runs a call on MAX's stream between what the caller's stream did before and does after, by events."""
+    """Runs calls on MAX's stream between what the caller's stream did before and does after, by events.
+
+    ``with stream_order(0): …`` holds a lock, so that no other thread's work gets between the events, nor into a graph
+    that this thread records.
+
+    MAX gives the memory of an output that Python has freed to the next call. On the stream that called, what read the
+    output has been enqueued before that, but on another one that called earlier it may have been enqueued any time:
+    so a call waits for every stream that ever called. Programs have one, as a rule.
+
+    Between CUDA's legacy default stream, which is torch's default stream, and MAX's, which is a blocking stream, CUDA
+    itself keeps that order, so there no event is needed.
+    """
 
     def __init__(self, index: int) -> None:
         self.index = index
+        self._own = max_stream(index)
+        self._done = torch.cuda.Event()
+        self._lock = threading.RLock()
+        self._callers: dict[int, _Caller] = {}
+        self._entered: list[_Caller | None] = []
+        self._is_blocking = _is_blocking(self._own)
 
-    def before(self) -> None:
-        """MAX waits for the caller's stream."""
-        max_stream(self.index).wait_stream(torch.cuda.current_stream(self.index))
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        handle = torch._C._cuda_getCurrentRawStream(self.index)
+        caller = None
+        if handle or not self._is_blocking:
+            caller = self._callers.get(handle) or self._meet(handle)
+            caller.precede(self._own)
+        if len(self._callers) > (caller is not None) and not torch.cuda.is_current_stream_capturing():
+            for other in self._callers.values():
+                if other is not caller:
+                    other.precede(self._own)
+        self._entered.append(caller)
 
-    def after(self) -> None:
-        """The caller's stream waits for MAX."""
-        torch.cuda.current_stream(self.index).wait_stream(max_stream(self.index))
+    def __exit__(self, *_: object) -> None:
+        caller = self._entered.pop()
+        try:
+            if caller is not None:
+                self._done.record(self._own)
+                caller.stream.wait_event(self._done)
+        finally:
+            self._lock.release()
+
+    def _meet(self, handle: int) -> _Caller:
+        """A stream that calls for the first time. Remembered, unless it may be gone by the next call."""
+        stream = torch.cuda.current_stream(self.index)
+        caller = _Caller(stream, torch.cuda.Event())
+        is_torchs = stream.stream_id == 0 or bool(
+            stream.stream_id & 1
+        )  # others belong to somebody who may destroy them
+        if is_torchs and not torch.cuda.is_current_stream_capturing():
+            self._callers[handle] = caller
+        return caller
+
+
+@dataclass(frozen=True, eq=False)
+class _Caller:
+    """A stream that calls, with an event of its own: making one costs more than recording it."""
+
+    stream: torch.cuda.Stream
+    event: torch.cuda.Event
+
+    def precede(self, other: torch.cuda.Stream) -> None:
+        """Have ``other`` wait for what is on the stream now."""
+        self.event.record(self.stream)
+        other.wait_event(self.event)
+
+
+def _is_blocking(stream: torch.cuda.Stream) -> bool:
+    """Whether CUDA orders the stream with the legacy default stream by itself."""
+    flags = ctypes.c_uint(1)
+    failed = ctypes.CDLL("libcuda.so.1").cuStreamGetFlags(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(flags))
+    return not failed and not flags.value & 1
+
+
+def in_order(gpus: Sequence[int]) -> contextlib.AbstractContextManager[object] | None:
+    """The context in which a call that uses these GPUs runs; ``None`` for a call on the CPU."""
+    if len(gpus) < 2:
+        return stream_order(gpus[0]) if gpus else None
+    return _Together(tuple(gpus))
+
+
+class _Together:
+    """The orders of several GPUs, entered from the lowest index to the highest, as every thread does."""
+
+    def __init__(self, gpus: tuple[int, ...]) -> None:
+        self._orders = [stream_order(i) for i in sorted(gpus)]
+
+    def __enter__(self) -> None:
+        for order in self._orders:
+            order.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        for order in reversed(self._orders):
+            order.__exit__()

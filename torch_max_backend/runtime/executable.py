@@ -6,7 +6,7 @@ shows it. Variables are deleted after their last use, so that memory is freed as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -18,7 +18,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch_max_backend.errors import LoweringError
 from torch_max_backend.graph.partition import Plan
 from torch_max_backend.graph.region import Port, Region
-from torch_max_backend.graph.tensors import expr_of, order_of, sizes_of, tensors_of, value_of
+from torch_max_backend.graph.tensors import expr_of, order_of, sizes_of, symbols_of, tensors_of, value_of
 from torch_max_backend.runtime.call_path import CallSpec
 from torch_max_backend.runtime.region_call import RegionSpec
 
@@ -65,7 +65,8 @@ def call_spec(gm: fx.GraphModule, plan: Plan, static: frozenset[int], profile: b
 
 def region_spec(region: Region, static: frozenset[int]) -> RegionSpec:
     """What calling ``region`` takes; ``static`` are the positions of inputs whose memory stays."""
-    gpus = {v.device.index or 0 for n in region.nodes for v in tensors_of(value_of(n)) if v.device.type == "cuda"}
+    values = [v for n in region.nodes for v in tensors_of(value_of(n))] + [p.value for p in region.inputs]
+    gpus = {v.device.index or 0 for v in values if v.device.type == "cuda"}
     return RegionSpec(
         tuple(p.order if p.is_permuted else None for p in region.inputs),
         static,
@@ -73,6 +74,8 @@ def region_spec(region: Region, static: frozenset[int]) -> RegionSpec:
         tuple(k for k, p in enumerate(region.outputs) if _is_movement(p.node, region)),
         len(region.carriers) + len(region.scalars),
         tuple(sorted(gpus)),
+        any(v.device.type == "cpu" for v in values),
+        len(region.scalars),
     )
 
 
@@ -105,10 +108,23 @@ class _Writer:
                 self._torch(step)
         for copy in self.plan.copies:
             self._emit(f"{self._name(copy.args[0])}.copy_({self._name(copy.args[1])})")
+        written = [copy.args[0] for copy in self.plan.copies]
         output = self.gm.graph.output_node().args[0]
         outputs = [self._output(o) for o in output]
         self._emit(f"return ({', '.join(outputs)}{',' if outputs else ''})")
-        return CallSpec(self._assemble(), tuple(self.regions), self.values, self.profiled)
+        return CallSpec(
+            self._assemble(),
+            tuple(self.regions),
+            self.values,
+            self.profiled,
+            self._positions(self.static_nodes),
+            tuple(sorted(self._positions(n for n in self.placeholders if symbols_of(value_of(n))))),
+            self._positions([*(p.node for r in self.plan.regions for p in r.inputs if p.mutable), *written]),
+        )
+
+    def _positions(self, nodes: Iterable[Any]) -> frozenset[int]:
+        index = {n: i for i, n in enumerate(self.placeholders)}
+        return frozenset(index[n] for n in nodes if n in index)
 
     def _assemble(self) -> str:
         used = set().union(*(reads for _, reads in self.lines))

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
-from max._core.engine import Model
 from max.driver import Buffer
 
 from torch_max_backend.errors import ExecutionError, OutOfRangeError
-from torch_max_backend.runtime.exchange import StreamOrder, number, size_carrier, to_buffer, to_tensor
+from torch_max_backend.runtime.exchange import in_order, number, size_carrier, to_buffer, to_tensor
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What is used of the engine's ``Model``."""
+
+    def _execute_device_tensors(self, tensors: Sequence[Buffer]) -> list[Buffer]: ...
+
+    def _capture(self, graph_keys: Sequence[int], inputs: Sequence[Buffer]) -> list[Buffer]: ...
+
+    def _replay(self, graph_keys: Sequence[int], inputs: Sequence[Buffer]) -> None: ...
+
+    def _release_captured_graph(self, graph_keys: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -20,7 +33,8 @@ class RegionSpec:
     ``orders`` has per input the permutation that makes it contiguous, or ``None`` if it is contiguous as it is;
     ``static`` and ``mutable`` are positions of inputs, ``may_alias`` of outputs that MAX may give as a view of an
     input. ``host_values`` counts the sizes and scalars that are passed in after the tensors; ``gpus`` are the indices
-    of the GPUs it runs on.
+    of the GPUs it runs on, ``on_host`` tells whether it has a tensor on the CPU, ``scalars`` how many of the host
+    values are scalars.
     """
 
     orders: tuple[tuple[int, ...] | None, ...]
@@ -29,6 +43,8 @@ class RegionSpec:
     may_alias: tuple[int, ...]
     host_values: int
     gpus: tuple[int, ...]
+    on_host: bool = False
+    scalars: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,7 @@ class RegionCall:
         self._bound: _Bound | None = None
         self._may_alias = list(spec.may_alias)
         self._checked = False
-        self._streams = [StreamOrder(i) for i in spec.gpus]
+        self._order = in_order(spec.gpus)
 
     def __call__(
         self,
@@ -80,14 +96,14 @@ class RegionCall:
         kept: list[torch.Tensor] = []
         written: list[tuple[torch.Tensor, torch.Tensor]] = []
         buffers = self.buffers_for(static, dynamic, sizes, scalars, kept, written)
-        for order_streams in self._streams:
-            order_streams.before()
         try:
-            results = [to_tensor(b) for b in self.execute(buffers)]
+            if self._order is None:
+                results = [to_tensor(b) for b in self.execute(buffers)]
+            else:
+                with self._order:
+                    results = [to_tensor(b) for b in self.execute(buffers)]
         except Exception as error:  # the engine raises ValueError and others for what a kernel raised
             raise execution_error(error) from error
-        for order_streams in self._streams:
-            order_streams.after()
         for original, dense in written:
             original.copy_(dense)
         if self._may_alias or not self._checked:
