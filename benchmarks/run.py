@@ -37,6 +37,8 @@ from benchmarks.verdict import compare
 from benchmarks.workers import Caches, Worker, WorkerFailed, side_by_side
 
 CACHES = Path(tempfile.gettempdir()) / "torch-max-backend-benchmarks"
+NOT_COMPILED = "not compiled: "
+"""How the problem of a contender begins whose first call failed; it is not tried again when cases are timed."""
 COMPILE_SHARE = 0.6
 """Part of a limited time after which compiling ends, so that what is compiled can be timed."""
 
@@ -121,6 +123,8 @@ class Run:
 
         def done(task: dict[str, Any], result: Any) -> None:
             self.progress.advance(bar)
+            if isinstance(result, WorkerFailed) and self.is_over(share):
+                return  # ended by us: nothing is known about it
             self._compiled(task, result)
             key = task["case"]["suite"], task["case"]["name"]
             left[key] -= 1
@@ -129,7 +133,7 @@ class Run:
 
         def settled(task: dict[str, Any], result: Any) -> None:
             self.progress.advance(bar)
-            if isinstance(result, WorkerFailed):
+            if isinstance(result, WorkerFailed) and not self.is_over(share):
                 self._compiled(task, result)
 
         for scratch in (False, True):
@@ -161,10 +165,10 @@ class Run:
         suite = next(s for s, _ in self.chosen if s.name == task["case"]["suite"])
         entry = self.row(suite, Case(**task["case"]))["contenders"].setdefault(task["contenders"][0], {})
         if isinstance(result, WorkerFailed):
-            entry["problem"] = f"compiling: {result}"
-        elif "problem" in result:
-            entry["problem"] = result["problem"]
-        if isinstance(result, dict) and "first_call_s" in result:
+            entry["problem"] = f"{NOT_COMPILED}{result}"
+        elif "first_call_s" not in result:
+            entry["problem"] = f"{NOT_COMPILED}{result['problem']}"
+        else:
             entry["compile_s"] = result["first_call_s"]
 
     # -- timing ------------------------------------------------------------------------------------------------
@@ -203,7 +207,7 @@ class Run:
         """Time a case; a contender that ends the process is noted, and the others begin again without it."""
         row = self.row(suite, case)
         entries = row["contenders"]
-        names = [n for n in self.contenders_of(suite) if not entries.get(n, {}).get("problem", "").startswith("comp")]
+        names = [n for n in self.contenders_of(suite) if not _was_refused(entries.get(n, {}))]
         while names:
             task = {
                 "task": "time",
@@ -222,7 +226,10 @@ class Run:
                     entries.setdefault(name, {})["problem"] = str(error)
                 names = [n for n in names if n not in blamed and error.at != REFERENCE]
                 continue
-            for name, entry in found.pop("contenders").items():
+            timed = found.pop("contenders")
+            for name in [n for n in entries if n not in timed and not entries[n].get("problem")]:
+                del entries[name]  # from an earlier run: what stands in a row was measured in turns
+            for name, entry in timed.items():
                 compiled = {k: v for k, v in entries.get(name, {}).items() if k == "compile_s"}
                 entries[name] = compiled | entry
             row.update(found)
@@ -230,6 +237,10 @@ class Run:
 
     def _worker(self, name: str, environment: dict[str, str]) -> Worker:
         return Worker(environment, self.logs / f"{name}.log")
+
+
+def _was_refused(entry: records.Record) -> bool:
+    return entry.get("problem", "").startswith(NOT_COMPILED)
 
 
 def command() -> str:
@@ -284,10 +295,8 @@ def main(
         tempfile.TemporaryDirectory(prefix="benchmarks-") as logs,
         Progress(console=Console(stderr=True), transient=True) as progress,
     ):
-        run = Run(
-            chosen, record, Caches(caches), progress, Path(logs), jobs, names, rounds, case_seconds, limit_seconds
-        )
-        run.save_to = save
+        run = Run(chosen, record, Caches(caches), progress, Path(logs), jobs, names)
+        run.rounds, run.case_seconds, run.limit, run.save_to = rounds, case_seconds, limit_seconds, save
         try:
             if phase is not Phase.time:
                 run.compile()

@@ -78,11 +78,9 @@ def load(file: Path = FILE) -> dict[str, Suite]:
 def _suite(name: str, body: dict[str, Any]) -> Suite:
     body = dict(body)
     entries = body.pop("cases", [])
-    known = {f.name for f in fields(Suite)} - {"name", "cases"}
-    if unknown := set(body) - known:
-        raise SuiteError(
-            f"suite {name}: unknown keys {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}"
-        )
+    known = [f.name for f in fields(Suite) if f.name not in ("name", "cases")]
+    if unknown := set(body) - set(known):
+        raise SuiteError(f"suite {name}: no key is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     body |= {key: tuple(body[key]) for key in ("contenders", "against") if key in body}
     try:
         suite = Suite(name=name, **body)
