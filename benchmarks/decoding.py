@@ -67,7 +67,7 @@ class Decoder:
         return found
 
 
-def build(case: Case) -> Work:
+def build(case: Case, to_time: bool = True) -> Work:
     """The work of a decoding case; a call is one token."""
     if case.what not in MODELS:
         raise SuiteError(f"no language model is called {case.what!r}; there are {', '.join(MODELS)}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import sys
 import time
 import traceback
 import warnings
@@ -18,6 +20,8 @@ from benchmarks.suites import Case
 from benchmarks.timing import clock_for, interleave
 from benchmarks.work import Call, Work, build
 
+DYNAMO = "torch._dynamo"
+"""Imported by the first contender that compiles: it takes as long as torch itself."""
 At = Callable[[str], None]
 FIRST_CALLS = 3
 """Calls until a contender is settled: recorded graphs are warmed up, recorded, and replayed."""
@@ -38,8 +42,9 @@ class Entry:
         return {**self.facts, **({"problem": self.problem} if self.problem else {})}
 
 
+@functools.cache
 def prepare() -> None:
-    """Settings of a process that measures."""
+    """Settings of a process that compiles."""
     warnings.filterwarnings("ignore")
     torch._dynamo.config.recompile_limit = 64
     # Choices between configurations of a kernel that were measured while other processes used the device are not kept.
@@ -52,7 +57,7 @@ def compile_case(case: Case, contender: str) -> dict[str, Any]:
     """Build a case and make a contender's first call, so that its caches are filled."""
     _forget()
     with torch.no_grad():
-        work = build(case)
+        work = build(case, to_time=False)
         entry = _start(work, contender, case.device)
     return entry.as_json()
 
@@ -99,13 +104,17 @@ def time_case(case: Case, contenders: list[str], rounds: int, sample_s: float, a
 
 def _forget() -> None:
     """Drop what the last case compiled."""
-    torch._dynamo.reset()
+    if DYNAMO in sys.modules:
+        torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _graphs() -> int:
+    """How many graphs Dynamo has compiled in this process."""
+    if DYNAMO not in sys.modules:
+        return 0
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
@@ -115,6 +124,8 @@ def _start(work: Work, name: str, device: str) -> Entry:
     """A contender up to the point where it is settled: seconds of the first call, memory, graphs, islands."""
     entry = Entry()
     before = _reports()
+    if name != REFERENCE:
+        prepare()
     try:
         call = stepping(name, work.caller(compiled(name, work.function)))
         memory = Memory(device)
@@ -153,8 +164,6 @@ def _add_reports(entry: Entry, found: list[Any]) -> None:
 
 
 def _reports() -> list[Any]:
-    import sys
-
     report = sys.modules.get("torch_max_backend.diagnostics.report")
     return report.reports() if report is not None else []
 

@@ -154,7 +154,7 @@ MODELS: dict[str, Callable[[dict[str, Any]], Built]] = {
 }
 
 
-def build(case: Case) -> Work:
+def build(case: Case, to_time: bool = True) -> Work:
     """The work of a model's case."""
     if case.what not in MODELS:
         raise SuiteError(f"no model is called {case.what!r}; there are {', '.join(MODELS)}")
@@ -165,14 +165,15 @@ def build(case: Case) -> Work:
     def moved(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(x.to(case.device, dtype if x.is_floating_point() else x.dtype) for x in inputs)
 
-    sets = [moved(maker()) for _ in range(SETS)]
+    count = SETS if to_time else 1
+    sets = [moved(maker()) for _ in range(count)]
     precision = precision_for(case)
     return Work(
         lambda *inputs: model(*inputs),
-        caller=lambda compiled: lambda i: compiled(*sets[i % SETS]),
+        caller=lambda compiled: lambda i: compiled(*sets[i % count]),
         answers=lambda call: listed(call(0)),
         exact=lambda: exact(model, sets[0], precision),
-        sets=SETS,
+        sets=count,
         unit=unit,
         units=units,
         precision=str(precision).removeprefix("torch."),

@@ -264,14 +264,14 @@ def sets_for(size: int, device: str) -> int:
     return max(2, min(MOST_SETS, -(-3 * cache // size)))
 
 
-def build(case: Case) -> Work:
+def build(case: Case, to_time: bool = True) -> Work:
     """The work of an op's case."""
     if case.what not in OPS:
         raise SuiteError(f"no op is called {case.what!r}; there are {', '.join(OPS)}")
     op = OPS[case.what](case.parameters, New(case.device, getattr(torch, case.dtype)))
     first = op.inputs()
     rotating = [i for i in range(len(first)) if i not in op.weights]
-    count = sets_for(sum(size_of(first[i]) for i in rotating), case.device)
+    count = sets_for(sum(size_of(first[i]) for i in rotating), case.device) if to_time else 1
     sets = [tuple(s[i] for i in rotating) for s in (first, *(op.inputs() for _ in range(count - 1)))]
     weights = tuple(first[i] for i in op.weights)
     function: Function = op.function
@@ -279,8 +279,7 @@ def build(case: Case) -> Work:
         layer = Layer(op, weights)
         function = lambda *inputs: layer(*inputs)  # noqa: E731
 
-    with torch.no_grad():
-        outputs = op.function(*first)
+    outputs = op.function(*(x.to("meta") for x in first))
     return Work(
         function,
         caller=lambda compiled: lambda i: compiled(*sets[i % count]),

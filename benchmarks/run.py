@@ -59,6 +59,7 @@ class Run:
     record: records.Record
     caches: Caches
     progress: Progress
+    console: Console
     logs: Path
     jobs: int = 1
     contenders: tuple[str, ...] = ()
@@ -112,6 +113,7 @@ class Run:
         tasks = [t for t in tasks if not self._was_compiled(t)]
         if not tasks:
             return
+        begin = time.monotonic()
         self.record["compiling"] = {
             "caches": "empty" if self.caches.are_empty() else "used before",
             "side_by_side": self.jobs,
@@ -145,6 +147,9 @@ class Run:
             side_by_side(tuned, [self._worker("tune", self.caches.environment())], lambda: self.until(share), settled)
         self.progress.remove_task(bar)
         self.save()
+        spent = time.monotonic() - begin
+        text = f"{len(tasks)} compiles in {spent:.0f} s, {self.jobs} side by side"
+        self.console.print(text + (f"; {len(self.skipped)} case(s) were not finished" if self.skipped else ""))
 
     def _was_compiled(self, task: dict[str, Any]) -> bool:
         return any(
@@ -295,7 +300,7 @@ def main(
         tempfile.TemporaryDirectory(prefix="benchmarks-") as logs,
         Progress(console=Console(stderr=True), transient=True) as progress,
     ):
-        run = Run(chosen, record, Caches(caches), progress, Path(logs), jobs, names)
+        run = Run(chosen, record, Caches(caches), progress, console, Path(logs), jobs, names)
         run.rounds, run.case_seconds, run.limit, run.save_to = rounds, case_seconds, limit_seconds, save
         try:
             if phase is not Phase.time:

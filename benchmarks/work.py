@@ -55,8 +55,11 @@ def listed(outputs: Any) -> list[torch.Tensor]:
     return [t.clone() for t in ((outputs,) if isinstance(outputs, torch.Tensor) else outputs)]
 
 
-def build(case: Any) -> Work:
+def build(case: Any, to_time: bool = True) -> Work:
     """The work of a case, on its device, with random inputs and weights.
+
+    Args:
+        to_time: Make as many sets of inputs as timing needs, and not just one.
 
     Raises:
         SuiteError: No such kind, op or model.
@@ -68,4 +71,4 @@ def build(case: Any) -> Work:
     if case.kind not in kinds:
         raise SuiteError(f"suite {case.suite}: kind is {case.kind!r}, use one of {', '.join(kinds)}")
     torch.manual_seed(0)
-    return kinds[case.kind](case)
+    return kinds[case.kind](case, to_time)

@@ -59,6 +59,7 @@ class Worker:
 
     environment: dict[str, str]
     log: Path
+    program: tuple[str, ...] = (sys.executable, "-m", "benchmarks.worker")
     process: subprocess.Popen[str] | None = None
     answers: int = -1
     pending: bytes = b""
@@ -69,7 +70,7 @@ class Worker:
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.worker", str(writing)],
+                [*self.program, str(writing)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
