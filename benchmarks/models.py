@@ -195,7 +195,8 @@ def exact(model: nn.Module, inputs: tuple[torch.Tensor, ...], precision: torch.d
 class upcast:
     """Inside, the model's weights are in another precision, and float32 is computed as such; afterwards all is back.
 
-    The very tensors are put back: compiled functions know them by their memory.
+    The very tensors are put back: compiled functions know them by their memory. Dynamo guards on the precision of
+    products, and tells apart "highest" that was set from "highest" that nobody ever set; so it is not set needlessly.
     """
 
     def __init__(self, model: nn.Module, precision: torch.dtype) -> None:
@@ -204,7 +205,7 @@ class upcast:
     def __enter__(self) -> None:
         self.kept = [(t, t.data) for t in (*self.model.parameters(), *self.model.buffers()) if t.is_floating_point()]
         self.tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        torch.set_float32_matmul_precision("highest")
+        self._set("highest")
         torch.backends.cudnn.allow_tf32 = False
         for tensor, data in self.kept:
             tensor.data = data.to(self.precision)
@@ -212,5 +213,10 @@ class upcast:
     def __exit__(self, *_: object) -> None:
         for tensor, data in self.kept:
             tensor.data = data
-        torch.set_float32_matmul_precision(self.tf32[0])
+        self._set(self.tf32[0])
         torch.backends.cudnn.allow_tf32 = self.tf32[1]
+
+    @staticmethod
+    def _set(precision: str) -> None:
+        if torch.get_float32_matmul_precision() != precision:
+            torch.set_float32_matmul_precision(precision)

@@ -34,6 +34,7 @@ def environment() -> Record:
         "system": platform.system(),
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),  # before anything of ours runs
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }

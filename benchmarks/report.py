@@ -79,7 +79,12 @@ def page(found: dict[str, Record]) -> str:
 def _where(record: Record) -> str:
     environment = record["environment"]
     packages = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
-    lines = [f"{environment['date']}, {packages}, Python {environment['python']}."]
+    lines = [f"{environment['date']}, {packages}, Python {environment['python']}, {environment['cpus']} processors."]
+    if environment["load"] > 1:
+        lines.append(
+            f"**Others used the machine (load {environment['load']:g} before the start): these times say little, and "
+            "what uses several processors loses most.**"
+        )
     for device, facts in record["devices"].items():
         details = [f"{facts[k]} {k}" for k in ("threads",) if k in facts]
         details += [f"{k} {facts[k]}" for k in ("driver", "cuda", "cudnn") if facts.get(k)]

@@ -104,7 +104,7 @@ class Run:
     def compile(self) -> None:
         """Fill the caches."""
         share = COMPILE_SHARE
-        tasks = [
+        tasks: list[dict[str, Any]] = [
             {"task": "compile", "case": case.as_json(), "contenders": [name]}
             for suite, case in self.cases()
             for name in self.contenders_of(suite)

@@ -110,6 +110,25 @@ def test_exact_pieces_cover_the_answer(what: str, dtype: str, monkeypatch: pytes
     assert work.bytes_moved > 0
 
 
+def test_exact_values_of_models_leave_nothing_behind() -> None:
+    case = Case("tiny", "dit", "model", "dit", "cpu", "float32", {"batch": 1, "small": True})
+    graphs: list[Any] = []
+
+    def backend(gm: Any, inputs: list[Any]) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    with torch.no_grad():
+        work = build(case)
+        call = work.caller(torch.compile(work.function, backend=backend, dynamic=False))
+        before = work.answers(call)
+        found = differences({"eager": before}, work.exact())["eager"]
+        after = work.answers(call)
+    assert 0 < found.relative < 1e-5
+    assert torch.equal(before[0], after[0])
+    assert len(graphs) == 1, "Dynamo guards on settings and weights"
+
+
 def test_input_sets_exceed_the_cache() -> None:
     assert ops.sets_for(ops.CACHE_ON_CPU, "cpu") == 3
     assert ops.sets_for(10 * ops.CACHE_ON_CPU, "cpu") == 2
@@ -399,6 +418,9 @@ def test_page_is_made_from_records(tmp_path: Path) -> None:
     assert "| a | 2.000 ±1% | 1.000 ±1% | 2.00 | 0.25 of copy |" in text
     assert "| b\\|c | 2.000 ±1% | ✗ | – | – |" in text
     assert "- b|c, max: relative difference 0.1" in text
+    busy = copy.deepcopy(found)
+    busy["gpu"]["environment"]["load"] = 7.5
+    assert "Others used the machine (load 7.5" in report.page(busy)
 
     changed = copy.deepcopy(found)
     changed["gpu"]["rows"][0]["contenders"]["max"] = entry(1.5)
