@@ -32,7 +32,8 @@ def gpt2_model(p: dict[str, Any]) -> nn.Module:
     """GPT-2 small, 124 M parameters."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    small = {"n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 1001} if p.get("small") else {}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    small = {"n_layer": 2, "n_head": 4, "n_embd": 64, "vocab_size": 1001, **ends} if p.get("small") else {}
     return GPT2LMHeadModel(GPT2Config(**small))
 
 
