@@ -26,6 +26,7 @@ from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.elementary import exp
 from torch_max_backend.aten_functions.reductions import at_least_1d, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.aten_functions.rows import chosen_log_probability
 from torch_max_backend.errors import Unsupported
 
 
@@ -151,24 +152,52 @@ def _checked_target(target: TensorValue, ignored: TensorValue, classes: Dim) -> 
 def nll_loss_forward(
     self: TensorValue, target: TensorValue, weight: TensorValue | None, reduction: int, ignore_index: int
 ) -> tuple[TensorValue | None, ...]:
+    def chosen(index: TensorValue) -> TensorValue:
+        row, column = (iota(size, DType.int64, self.device) for size in (outer, inner))
+        width, plane = (tensor(size, DType.int64, self.device) for size in (inner, classes * inner))
+        at = reshape(row * plane, [outer, 1]) + index * width + column
+        return cast(ops.gather(reshape(self, [outer * classes * inner]), at, axis=0), accumulator(self.dtype))
+
     axis = _class_axis(self.rank)
     classes, inner = self.shape[axis], numel(self.shape[axis + 1 :])
     outer = numel(self.shape[:axis])
-    target = reshape(target, [outer, inner])
+    return _losses(chosen, [outer, inner], classes, target, weight, reduction, ignore_index)
+
+
+def nll_loss_of_logits(
+    x: TensorValue, target: TensorValue, weight: TensorValue | None, reduction: int, ignore_index: int
+) -> tuple[TensorValue | None, ...]:
+    """:func:`nll_loss_forward` of the log-softmax of ``x`` [rows, classes], on a GPU."""
+
+    def chosen(index: TensorValue) -> TensorValue:
+        return reshape(chosen_log_probability(x, reshape(index, [rows])), [rows, 1])
+
+    rows, classes = x.shape
+    return _losses(chosen, [rows, Dim(1)], classes, target, weight, reduction, ignore_index)
+
+
+def _losses(
+    chosen_at: Callable[[TensorValue], TensorValue],
+    shape: list[Dim],
+    classes: Dim,
+    target: TensorValue,
+    weight: TensorValue | None,
+    reduction: int,
+    ignore_index: int,
+) -> tuple[TensorValue | None, ...]:
+    """The loss and the sum of the weights. ``chosen_at`` gives log-probabilities of classes, both of ``shape``."""
+    target = reshape(target, shape)
     ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
     index = _checked_target(target, ignored, classes)
-    row, column = (iota(size, DType.int64, self.device) for size in (outer, inner))
-    width, plane = (tensor(size, DType.int64, self.device) for size in (inner, classes * inner))
-    at = reshape(row * plane, [outer, 1]) + index * width + column
-    chosen = cast(ops.gather(reshape(self, [outer * classes * inner]), at, axis=0), accumulator(self.dtype))
+    chosen = chosen_at(index)
     zero = constant(0, chosen.dtype, chosen.device)
-    weights = full(1, [outer, inner], chosen.dtype, chosen.device)
+    weights = full(1, shape, chosen.dtype, chosen.device)
     if weight is not None:
         weights = cast(ops.gather(weight, index, axis=0), chosen.dtype)
     weights = ops.where(ignored, zero, weights)
     losses = ops.where(ignored, zero, -chosen * weights)
     if reduction not in (_MEAN, _SUM):
-        return reshape(cast(losses, out_dtype()), out_shape()), full(0, [], out_dtype(1), self.device)
+        return reshape(cast(losses, out_dtype()), out_shape()), full(0, [], out_dtype(1), target.device)
     loss, total = sum_axes(losses, [0, 1]), sum_axes(weights, [0, 1])
     loss = loss / total if reduction == _MEAN else loss
     return tuple(reshape(cast(v, out_dtype(i)), out_shape(i)) for i, v in enumerate((loss, total)))

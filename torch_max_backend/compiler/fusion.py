@@ -67,7 +67,7 @@ def convolution_chains(region: Region) -> list[Chain]:
 
 
 def _is_fusible(node: fx.Node) -> bool:
-    if node.target is not aten.convolution.default or not _is_own(node):
+    if node.target is not aten.convolution.default or not is_own(node):
         return False
     value, is_transposed = _tensor(node), node.args[6]
     if value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64) or is_transposed:
@@ -79,7 +79,7 @@ def _is_fusible(node: fx.Node) -> bool:
 def _followed_by(chain: Chain, node: fx.Node) -> Chain | None:
     """The chain with one more node, or with a batch norm and the pick of its result; ``None`` if that is not fused."""
     is_bounded = (chain.low, chain.high) != (-math.inf, math.inf)
-    if is_bounded or not _is_own(node):
+    if is_bounded or not is_own(node):
         return None
     if node.target is aten._native_batch_norm_legit_no_training.default:
         pick = next(iter(node.users), node)
@@ -125,6 +125,7 @@ def _tensor(node: fx.Node) -> torch.Tensor:
     return value
 
 
-def _is_own(node: fx.Node) -> bool:
+def is_own(node: fx.Node) -> bool:
+    """Whether the node's lowering is this project's, not a user's."""
     lowering = aten_functions.get(node.target)
     return lowering is not None and lowering.is_own

@@ -19,6 +19,7 @@ from torch_max_backend.aten_functions.dtypes import max_dtype
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.compiler.constants import fold_constant_ops
 from torch_max_backend.compiler.fusion import Chain, convolution_chains
+from torch_max_backend.compiler.row_lowering import RowLowering
 from torch_max_backend.errors import LoweringError, NeedsStatic, Unsupported
 from torch_max_backend.graph.region import Region, is_getitem, map_nodes
 from torch_max_backend.graph.specialize import may_be_negative, symbolic_numbers
@@ -77,7 +78,8 @@ class _Builder:
         self.written = broadcast_results(region)
         chains = convolution_chains(region)
         self.chains = {chain.last: chain for chain in chains}
-        self.inside = {node for chain in chains for node in chain.nodes[:-1]}
+        self.rows = RowLowering(region, lambda d: device_ref(d).is_gpu(), self.env.__getitem__, self._shape_of)
+        self.inside = {node for chain in chains for node in chain.nodes[:-1]} | self.rows.inside
         """Nodes that are computed where their chain ends."""
 
     def build(self, name: str, module: Module) -> Graph:
@@ -155,6 +157,8 @@ class _Builder:
         return materialized(kept[0]) if node in self.written and kept[0] is not None else kept[0]
 
     def _call(self, node: fx.Node) -> Any:
+        if self.rows.serves(node):
+            return self.rows.call(node)
         lowering = aten_functions.get(node.target)
         assert lowering is not None, f"{node.target} entered a region without a lowering"
         return lowering.function(*self._arguments(node), **map_nodes(dict(node.kwargs), self._argument))
@@ -209,6 +213,9 @@ class _Builder:
     def _promise(self, value: torch.Tensor) -> Promise:
         shape = tuple(self.region.dims.dim(e) for e in sizes_of(value))
         return Promise(max_dtype(value.dtype), shape, device_ref(value.device))
+
+    def _shape_of(self, node: fx.Node) -> list[Dim]:
+        return [self.region.dims.dim(e) for e in sizes_of(value_of(node))]
 
     def _check(self, node: fx.Node, index: int, value: Any, promised: Promise | None) -> TensorValue | None:
         """The value, with its dims spelled as promised; an error where it cannot be what torch promises."""
