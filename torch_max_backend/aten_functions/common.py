@@ -190,6 +190,7 @@ def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
     if source is not None:
         return source
     result = ops.permute(x, list(dims))
+    result._permuted_from = (x, tuple(dims))
     if transposes:
         result._transpose_of = lambda: x
     return result
@@ -199,6 +200,11 @@ def transpose_of(x: TensorValue) -> TensorValue | None:
     """The value whose matrices are those of ``x`` transposed, if ``x`` was made from one: it saves the transpose."""
     source = getattr(x, "_transpose_of", None)
     return None if source is None else source()
+
+
+def permuted_from(x: TensorValue) -> tuple[TensorValue, tuple[int, ...]] | None:
+    """The value that ``x`` is a permutation of, and the order of its dims, if ``x`` was made from one."""
+    return getattr(x, "_permuted_from", None)
 
 
 def _remember_transpose(result: TensorValue, x: TensorValue, same: Callable[[TensorValue, Shape], TensorValue]) -> None:

@@ -17,9 +17,11 @@ from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, 
 from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.dtypes import max_dtype
 from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.aten_functions.transposes import written_transpose
 from torch_max_backend.compiler.constants import fold_constant_ops
 from torch_max_backend.compiler.fusion import Chain, convolution_chains
 from torch_max_backend.compiler.row_lowering import RowLowering
+from torch_max_backend.compiler.transposes import PERMUTES, order_of_permute, stored, written_reads
 from torch_max_backend.errors import LoweringError, NeedsStatic, Unsupported
 from torch_max_backend.graph.region import Region, is_getitem, map_nodes
 from torch_max_backend.graph.specialize import may_be_negative, symbolic_numbers
@@ -43,6 +45,10 @@ class NodeRefused(Exception):
 def device_ref(device: torch.device) -> DeviceRef:
     """The MAX device of a torch device."""
     return DeviceRef.CPU() if device.type == "cpu" else DeviceRef.GPU(device.index or 0)
+
+
+def _is_on_gpu(device: torch.device) -> bool:
+    return device_ref(device).is_gpu()
 
 
 def build_graph(region: Region, name: str, module: Module, settings: CodeSettings) -> Graph:
@@ -78,7 +84,11 @@ class _Builder:
         self.written = broadcast_results(region)
         chains = convolution_chains(region)
         self.chains = {chain.last: chain for chain in chains}
-        self.rows = RowLowering(region, lambda d: device_ref(d).is_gpu(), self.env.__getitem__, self._shape_of)
+        self.transposed_reads = written_reads(region, _is_on_gpu)
+        self.reads_written: set[fx.Node] = set()
+        self.transposed: dict[fx.Node, TensorValue] = {}
+        """Transposes that were written to memory."""
+        self.rows = RowLowering(region, _is_on_gpu, self._written, self._shape_of)
         self.inside = {node for chain in chains for node in chain.nodes[:-1]} | self.rows.inside
         """Nodes that are computed where their chain ends."""
 
@@ -96,10 +106,10 @@ class _Builder:
                     self.env[node] = self._lower(node)
             outputs = []
             for port in region.outputs:
-                outputs.append(permute(self.env[port.node], port.order))
+                outputs.append(stored(permute(self.env[port.node], port.order)))
             for target, source in region.stores:
                 order = next(p.order for p in region.inputs if p.node is target)
-                ops.buffer_store(self.buffers[target], permute(self.env[source], order))
+                ops.buffer_store(self.buffers[target], stored(permute(self.env[source], order)))
             graph.output(*outputs)
             fold_constant_ops(graph)
         return graph
@@ -161,7 +171,15 @@ class _Builder:
             return self.rows.call(node)
         lowering = aten_functions.get(node.target)
         assert lowering is not None, f"{node.target} entered a region without a lowering"
+        self.reads_written = self.transposed_reads.get(node, set())
         return lowering.function(*self._arguments(node), **map_nodes(dict(node.kwargs), self._argument))
+
+    def _written(self, node: fx.Node) -> Any:
+        """The value of a node, a transpose as it is best read by a kernel of its own."""
+        if node not in self.transposed and node.target in PERMUTES and node in self.region.nodes:
+            written = written_transpose(self.env[node.args[0]], order_of_permute(node))
+            self.transposed[node] = self.env[node] if written is None else written
+        return self.transposed.get(node, self.env[node])
 
     def _call_chain(self, chain: Chain) -> TensorValue:
         norm = None
@@ -184,7 +202,7 @@ class _Builder:
         if isinstance(value, torch.SymFloat):
             expr = expr_of(value)
             return float(expr) if expr.is_number else self.scalars[expr]
-        return self.env[node]
+        return self._written(node) if node in self.reads_written else self.env[node]
 
     def _refuse_second_broadcasts(self, node: fx.Node, results: list[Any]) -> None:
         """Have the node's sizes specialised if its lowering does what MAX gets wrong for symbolic ones."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_max_backend.compiler.fusion import is_own
+from torch_max_backend.compiler.fusion import is_own, tensor_of
 from torch_max_backend.graph.region import Region
 from torch_max_backend.graph.tensors import sizes_of, value_of
 
@@ -108,12 +108,12 @@ def _norm_chain(reader: _Reader, rsqrt: fx.Node) -> NormChain | None:
     if not _is(reader, square, aten.pow.Tensor_Scalar, aten.mul.Tensor):
         return None
     wide = square.args[0]
-    rank = value_of(square).dim()
+    rank = tensor_of(square).dim()
     is_square = square.args[1] in (2, 2.0) if square.target is aten.pow.Tensor_Scalar else square.args[1] is wide
     if not is_square or [d % rank for d in mean.args[1]] != [rank - 1] or not reader.serves(wide):
         return None
     normal = reader.only_user(rsqrt)
-    if value_of(wide).dtype != torch.float32 or normal is None or not _multiplies(normal, wide, rsqrt):
+    if tensor_of(wide).dtype != torch.float32 or normal is None or not _multiplies(normal, wide, rsqrt):
         return None
     source = _narrow(wide)
     inside = [square, mean, plus, rsqrt]
@@ -136,31 +136,31 @@ def _narrow(node: fx.Node) -> fx.Node:
     if node.target is not aten._to_copy.default or set(node.kwargs) - {"dtype", "layout", "device"}:
         return node
     source = node.args[0]
-    value, wide = value_of(source), value_of(node)
+    value, wide = tensor_of(source), tensor_of(node)
     is_same = wide.dtype == torch.float32 and value.device == wide.device
     return source if is_same and value.dtype in (torch.bfloat16, torch.float16) else node
 
 
 def _scaled(reader: _Reader, chain: NormChain) -> NormChain | None:
     """The chain with the weight and the conversion back, in either order; it must end in the dtype of its source."""
-    dtype = value_of(chain.source).dtype
-    rounded = value_of(chain.last).dtype == dtype
+    dtype = tensor_of(chain.source).dtype
+    rounded = tensor_of(chain.last).dtype == dtype
     while True:
         user = reader.only_user(chain.last)
         if user is None:
             break
         grown = (*chain.inside, chain.last)
         is_back = user.target is aten._to_copy.default and user.kwargs.get("dtype") == dtype
-        if is_back and not rounded and value_of(user).device == value_of(chain.last).device:
+        if is_back and not rounded and tensor_of(user).device == tensor_of(chain.last).device:
             rounded = True
             chain = NormChain(grown, user, chain.source, chain.weight, chain.eps, chain.is_rounded)
             continue
         weight = _weight(user, chain) if chain.weight is None else None
-        if weight is None or (rounded and value_of(user).dtype != dtype):
+        if weight is None or (rounded and tensor_of(user).dtype != dtype):
             break
         is_rounded = rounded and dtype != torch.float32
         chain = NormChain(grown, user, chain.source, weight, chain.eps, is_rounded)
-    return chain if rounded and value_of(chain.last).dtype == dtype else None
+    return chain if rounded and tensor_of(chain.last).dtype == dtype else None
 
 
 def _weight(node: fx.Node, chain: NormChain) -> fx.Node | None:
@@ -168,22 +168,27 @@ def _weight(node: fx.Node, chain: NormChain) -> fx.Node | None:
     if node.target is not aten.mul.Tensor or node.kwargs or set(map(type, node.args)) != {fx.Node}:
         return None
     other = next((a for a in node.args if a is not chain.last), None)
-    value = None if other is None else value_of(other)
-    is_vector = isinstance(value, torch.Tensor) and value.dtype in FLOATS and sizes_of(value) == sizes_of(value_of(node))[-1:]
-    return other if is_vector and value.device == value_of(node).device else None
+    value, product = None if other is None else value_of(other), tensor_of(node)
+    if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.device != product.device:
+        return None
+    return other if sizes_of(value) == sizes_of(product)[-1:] else None
 
 
 def added_norms(region: Region, chains: list[NormChain], on_gpu: OnGpu) -> list[AddedNorm]:
     """Norms of a sum of two tensors of one shape, all but sums of a product, which MAX adds to as it writes it."""
     reader = _Reader(region, on_gpu)
     found: dict[fx.Node, AddedNorm] = {}
-    norms: list[tuple[fx.Node, fx.Node, list[Any], NormChain | None]] = [(c.source, c.last, [c.weight], c) for c in chains]
+    norms: list[tuple[fx.Node, fx.Node, list[Any], NormChain | None]] = [
+        (c.source, c.last, [c.weight], c) for c in chains
+    ]
     for node in region.nodes:
-        if node.target in (aten.native_layer_norm.default, aten._fused_rms_norm.default) and is_own(node):
-            if len(node.args[1]) == 1:
-                norms.append((node.args[0], node, list(node.args[2:-1]), None))
+        is_norm = node.target in (aten.native_layer_norm.default, aten._fused_rms_norm.default) and is_own(node)
+        if is_norm and len(node.args[1]) == 1:
+            norms.append((node.args[0], node, list(node.args[2:-1]), None))
     for source, norm, others, chain in norms:
-        ready = all(n not in reader.order or reader.order[n] < reader.order.get(source, -1) for n in others if n is not None)
+        ready = all(
+            n not in reader.order or reader.order[n] < reader.order.get(source, -1) for n in others if n is not None
+        )
         if source not in found and ready and _is_sum(reader, source):
             found[source] = AddedNorm(source, norm, chain)
     return list(found.values())
@@ -192,7 +197,7 @@ def added_norms(region: Region, chains: list[NormChain], on_gpu: OnGpu) -> list[
 def _is_sum(reader: _Reader, node: fx.Node) -> bool:
     if node not in reader.order or node.target is not aten.add.Tensor or node.kwargs or not reader.serves(node):
         return False
-    mine = value_of(node)
+    mine = tensor_of(node)
     for operand in node.args:
         value = value_of(operand) if isinstance(operand, fx.Node) else None
         if not isinstance(value, torch.Tensor) or (value.dtype, value.device) != (mine.dtype, mine.device):
@@ -218,7 +223,7 @@ def likelihoods(region: Region, on_gpu: OnGpu) -> list[Likelihood]:
         if loss is None or loss.target is not aten.nll_loss_forward.default or loss.args[0] is not node:
             continue
         x, dim = node.args[0], node.args[1]
-        if value_of(x).dim() != 2 or dim % 2 != 1 or not reader.serves(x):
+        if tensor_of(x).dim() != 2 or dim % 2 != 1 or not reader.serves(x):
             continue
         inside, source = [node], x
         while source in reader.order and reader.only_user(source) is not None:

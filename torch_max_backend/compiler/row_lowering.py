@@ -44,7 +44,8 @@ class RowLowering:
         self.sums: dict[fx.Node, AddedNorm] = {a.add: a for a in added_norms(region, norms, on_gpu)}
         self.after_sums = {a.norm for a in self.sums.values()}
         self.losses: dict[fx.Node, Likelihood] = {c.last: c for c in likelihoods(region, on_gpu)}
-        self.inside = {n for c in (*norms, *self.losses.values()) for n in c.inside}
+        chained = [c.inside for c in norms] + [c.inside for c in self.losses.values()]
+        self.inside = {node for nodes in chained for node in nodes}
         self.ready: dict[fx.Node, Normed] = {}
 
     def serves(self, node: fx.Node) -> bool:
