@@ -13,10 +13,10 @@ from std.memory import unsafe_stack_allocation
 from std.sys import align_of, size_of
 from std.utils.static_tuple import StaticTuple
 
-from .rows import Moments, Partial, Sum, across
+from .rows import Moments, Partial, Results, Row, Sum, Values, across
 
-comptime Values[T: DType] = ImmPointer[Scalar[T], ImmutAnyOrigin]
-comptime Results[T: DType] = MutPointer[Scalar[T], MutAnyOrigin]
+comptime AT_ONCE = 4
+"""Vectors that a thread reads before it needs the first of them, where a row is read twice."""
 
 
 @fieldwise_init
@@ -40,24 +40,39 @@ struct Norm(TrivialRegisterPassable):
 def normalized[
     T: DType, W: DType, S: DType, width: Int, norm: Norm
 ](
-    x: SIMD[T, width], mean: Float32, rstd: Float32, weight: Values[W], bias: Values[S], column: Int
+    x: SIMD[T, width], mean: Float32, rstd: Float32, weight: SIMD[W, width], bias: SIMD[S, width]
 ) -> SIMD[T, width]:
-    """Part of a row, normalized and scaled."""
-    comptime aligned = align_of[SIMD[W, width]]()
-    comptime bias_aligned = align_of[SIMD[S, width]]()
+    """Part of a row, normalized, scaled and shifted."""
     var y = (x.cast[DType.float32]() - mean) * rstd
     comptime if norm.is_rounded:
         y = y.cast[T]().cast[DType.float32]()
     comptime if norm.is_scaled:
-        y *= weight.unsafe_load[width=width, alignment=aligned](column).cast[DType.float32]()
+        y *= weight.cast[DType.float32]()
     comptime if norm.is_shifted:
-        y += bias.unsafe_load[width=width, alignment=bias_aligned](column).cast[DType.float32]()
+        y += bias.cast[DType.float32]()
     return y.cast[T]()
+
+
+@always_inline
+def part[T: DType, width: Int, is_there: Bool](values: Values[T], column: Int) -> SIMD[T, width]:
+    """A vector of `values`, or anything where there are none."""
+    comptime if is_there:
+        return values.unsafe_load[width=width, alignment=align_of[SIMD[T, width]]()](column)
+    return SIMD[T, width](0)
 
 
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
 def norm_in_registers[
-    T: DType, W: DType, S: DType, M: DType, norm: Norm, width: Int, vectors: Int, lanes: Int, threads: Int
+    T: DType,
+    W: DType,
+    S: DType,
+    M: DType,
+    norm: Norm,
+    width: Int,
+    vectors: Int,
+    lanes: Int,
+    columns: Int,
+    threads: Int,
 ](
     y: Results[T],
     total: Results[T],
@@ -68,39 +83,47 @@ def norm_in_registers[
     weight: Values[W],
     bias: Values[S],
     rows: Int32,
-    columns_: Int32,
 ):
     """`threads / lanes` rows a block; each thread keeps `vectors` times `width` elements of one."""
     comptime aligned = align_of[SIMD[T, width]]()
-    var columns = Int(columns_)
+    comptime Mine = Row[width, vectors, lanes, columns]
+    comptime size = Float32(columns)
     var row = Int(block_idx.x) * (threads // lanes) + Int(thread_idx.x) // lanes
     var is_inside = row < Int(rows)
-    var first = Int(thread_idx.x) % lanes * width
-    var start = row * columns
+    var first = Mine.first()
+    var start = min(row, Int(rows) - 1) * columns
     var held = unsafe_stack_allocation[vectors, SIMD[T, width]]()
     comptime for i in range(vectors):
-        var column = first + i * lanes * width
-        held[unsafe_offset=i] = SIMD[T, width](0)
-        if is_inside and column < columns:
-            held[unsafe_offset=i] = x.unsafe_load[width=width, alignment=aligned](start + column)
+        held[unsafe_offset=i] = x.unsafe_load[width=width, alignment=aligned](start + Mine.place[i](first))
     comptime if norm.is_added:
+        var others = unsafe_stack_allocation[vectors, SIMD[T, width]]()
         comptime for i in range(vectors):
-            var column = first + i * lanes * width
-            if is_inside and column < columns:
-                var other = addend.unsafe_load[width=width, alignment=aligned](start + column)
-                var both = held[unsafe_offset=i].cast[DType.float32]() + other.cast[DType.float32]()
-                held[unsafe_offset=i] = both.cast[T]()
-                total.unsafe_store[alignment=aligned](start + column, both.cast[T]())
+            others[unsafe_offset=i] = addend.unsafe_load[width=width, alignment=aligned](
+                start + Mine.place[i](first)
+            )
+        comptime for i in range(vectors):
+            var both = held[unsafe_offset=i].cast[DType.float32]() + others[unsafe_offset=i].cast[DType.float32]()
+            held[unsafe_offset=i] = both.cast[T]()
+            if is_inside and Mine.has[i](first):
+                total.unsafe_store[alignment=aligned](start + Mine.place[i](first), held[unsafe_offset=i])
+    # Weights that fit into registers are on their way while threads wait for each other.
+    comptime is_early = vectors <= 2
+    var scales = unsafe_stack_allocation[vectors, SIMD[W, width]]()
+    var shifts = unsafe_stack_allocation[vectors, SIMD[S, width]]()
+    comptime if is_early:
+        comptime for i in range(vectors):
+            scales[unsafe_offset=i] = part[W, width, norm.is_scaled](weight, Mine.place[i](first))
+            shifts[unsafe_offset=i] = part[S, width, norm.is_shifted](bias, Mine.place[i](first))
     var mean = Float32(0)
-    var size = Float32(columns)
     comptime if norm.is_centred:
         var sums = SIMD[DType.float32, width](0)
         comptime for i in range(vectors):
-            sums += held[unsafe_offset=i].cast[DType.float32]()
+            if Mine.has[i](first):
+                sums += held[unsafe_offset=i].cast[DType.float32]()
         mean = across[Sum, lanes, threads](Partial(sums.reduce_add(), 0, 0, 0))[0] / size
     var squares = SIMD[DType.float32, width](0)
     comptime for i in range(vectors):
-        if first + i * lanes * width < columns:
+        if Mine.has[i](first):
             var distance = held[unsafe_offset=i].cast[DType.float32]() - mean
             squares += distance * distance
     var square = across[Sum, lanes, threads](Partial(squares.reduce_add(), 0, 0, 0))[0]
@@ -108,10 +131,16 @@ def norm_in_registers[
     if not is_inside:
         return
     comptime for i in range(vectors):
-        var column = first + i * lanes * width
-        if column < columns:
+        if Mine.has[i](first):
+            var column = Mine.place[i](first)
+            comptime if not is_early:
+                scales[unsafe_offset=i] = part[W, width, norm.is_scaled](weight, column)
+                shifts[unsafe_offset=i] = part[S, width, norm.is_shifted](bias, column)
             y.unsafe_store[alignment=aligned](
-                start + column, normalized[T, W, S, width, norm](held[unsafe_offset=i], mean, rstd, weight, bias, column)
+                start + column,
+                normalized[T, W, S, width, norm](
+                    held[unsafe_offset=i], mean, rstd, scales[unsafe_offset=i], shifts[unsafe_offset=i]
+                ),
             )
     if first == 0:
         comptime if norm.is_centred:
@@ -131,10 +160,12 @@ def norm_in_passes[
     addend: Values[T],
     weight: Values[W],
     bias: Values[S],
-    rows: Int32,
     columns_: Int32,
 ):
-    """A row a block, of any length: once for the statistics (Welford's, a column of a vector by itself), once more."""
+    """A row a block, of any length: read once for the statistics, and once more.
+
+    A thread's elements are taken a few vectors at a time; each place in a vector has a mean and squares of its own.
+    """
     comptime aligned = align_of[SIMD[T, width]]()
     comptime step = threads * width
     var columns = Int(columns_)
@@ -144,20 +175,45 @@ def norm_in_passes[
     var means = SIMD[DType.float32, width](0)
     var squares = SIMD[DType.float32, width](0)
     var count = Float32(0)
-    for column in range(first, columns, step):
-        var here = x.unsafe_load[width=width, alignment=aligned](start + column)
+    for group in range(first, columns, AT_ONCE * step):
+        var held = unsafe_stack_allocation[AT_ONCE, SIMD[T, width]]()
+        comptime for i in range(AT_ONCE):
+            held[unsafe_offset=i] = x.unsafe_load[width=width, alignment=aligned](
+                start + min(group + i * step, columns - width)
+            )
         comptime if norm.is_added:
-            var other = addend.unsafe_load[width=width, alignment=aligned](start + column)
-            here = (here.cast[DType.float32]() + other.cast[DType.float32]()).cast[T]()
-            total.unsafe_store[alignment=aligned](start + column, here)
-        var values = here.cast[DType.float32]()
+            var others = unsafe_stack_allocation[AT_ONCE, SIMD[T, width]]()
+            comptime for i in range(AT_ONCE):
+                others[unsafe_offset=i] = addend.unsafe_load[width=width, alignment=aligned](
+                    start + min(group + i * step, columns - width)
+                )
+            comptime for i in range(AT_ONCE):
+                var both = held[unsafe_offset=i].cast[DType.float32]() + others[unsafe_offset=i].cast[DType.float32]()
+                held[unsafe_offset=i] = both.cast[T]()
+                if group + i * step < columns:
+                    total.unsafe_store[alignment=aligned](start + group + i * step, held[unsafe_offset=i])
         comptime if norm.is_centred:
-            count += 1
-            var apart = values - means
-            means += apart * (1 / count)
-            squares += apart * (values - means)
+            var sums = SIMD[DType.float32, width](0)
+            var some = Float32(0)
+            comptime for i in range(AT_ONCE):
+                if group + i * step < columns:
+                    sums += held[unsafe_offset=i].cast[DType.float32]()
+                    some += 1
+            var centre = sums * (1 / some)
+            comptime for i in range(AT_ONCE):
+                if group + i * step < columns:
+                    var distance = held[unsafe_offset=i].cast[DType.float32]() - centre
+                    squares += distance * distance
+            var share = some / (count + some)
+            var apart = centre - means
+            means += apart * share
+            squares += apart * apart * (count * share)
+            count += some
         else:
-            squares += values * values
+            comptime for i in range(AT_ONCE):
+                if group + i * step < columns:
+                    var values = held[unsafe_offset=i].cast[DType.float32]()
+                    squares += values * values
     var mean = Float32(0)
     var square: Float32
     comptime if norm.is_centred:
@@ -170,15 +226,27 @@ def norm_in_passes[
     else:
         square = across[Sum, threads, threads](Partial(squares.reduce_add(), 0, 0, 0))[0]
     var rstd = rsqrt(square / Float32(columns) + norm.epsilon)
-    for column in range(first, columns, step):
-        var here: SIMD[T, width]
-        comptime if norm.is_added:
-            here = total.unsafe_load[width=width, alignment=aligned](start + column)
-        else:
-            here = x.unsafe_load[width=width, alignment=aligned](start + column)
-        y.unsafe_store[alignment=aligned](
-            start + column, normalized[T, W, S, width, norm](here, mean, rstd, weight, bias, column)
-        )
+    for group in range(first, columns, AT_ONCE * step):
+        var held = unsafe_stack_allocation[AT_ONCE, SIMD[T, width]]()
+        comptime for i in range(AT_ONCE):
+            var place = start + min(group + i * step, columns - width)
+            comptime if norm.is_added:
+                held[unsafe_offset=i] = total.unsafe_load[width=width, alignment=aligned](place)
+            else:
+                held[unsafe_offset=i] = x.unsafe_load[width=width, alignment=aligned](place)
+        comptime for i in range(AT_ONCE):
+            var column = group + i * step
+            if column < columns:
+                y.unsafe_store[alignment=aligned](
+                    start + column,
+                    normalized[T, W, S, width, norm](
+                        held[unsafe_offset=i],
+                        mean,
+                        rstd,
+                        part[W, width, norm.is_scaled](weight, column),
+                        part[S, width, norm.is_shifted](bias, column),
+                    ),
+                )
     if first == 0:
         comptime if norm.is_centred:
             mean_[unsafe_offset=row] = mean.cast[M]()
@@ -187,7 +255,7 @@ def norm_in_passes[
 
 @always_inline
 def enqueue_norm[
-    T: DType, W: DType, S: DType, M: DType, norm: Norm, width: Int, vectors: Int, lanes: Int
+    T: DType, W: DType, S: DType, M: DType, norm: Norm, width: Int, vectors: Int, lanes: Int, columns: Int
 ](
     y: MutPointer[Scalar[T], _],
     total: MutPointer[Scalar[T], _],
@@ -198,49 +266,55 @@ def enqueue_norm[
     weight: ImmPointer[Scalar[W], _],
     bias: ImmPointer[Scalar[S], _],
     rows: Int,
-    columns: Int,
     ctx: DeviceContext,
 ) raises:
-    """Start one of the two kernels; `vectors` is 0 if rows of that length do not fit into registers."""
-    if rows == 0 or columns == 0:
+    """Start one of the kernels; `vectors` is 0 if rows of that length do not fit into registers."""
+    if rows == 0:
         return
     comptime bytes = 16
     var are_aligned = True
     comptime if width > 1:
         comptime of_parameters = width * max(size_of[W](), size_of[S]())
-        are_aligned = (
-            (Int(y) | Int(total) | Int(x) | Int(addend)) % bytes == 0
-            and (Int(weight) | Int(bias)) % min(of_parameters, bytes) == 0
-            and columns % width == 0
-        )
+        are_aligned = (Int(y) | Int(total) | Int(x) | Int(addend)) % bytes == 0 and (
+            Int(weight) | Int(bias)
+        ) % min(of_parameters, bytes) == 0
     comptime if vectors > 0:
         comptime threads = max(lanes, 128)
-        if are_aligned and columns <= vectors * lanes * width:
-            ctx.enqueue_function[norm_in_registers[T, W, S, M, norm, width, vectors, lanes, threads]](
-                y, total, mean, rstd, x, addend, weight, bias, Int32(rows), Int32(columns),
-                grid_dim=ceildiv(rows, threads // lanes), block_dim=threads,
+        if are_aligned:
+            ctx.enqueue_function[norm_in_registers[T, W, S, M, norm, width, vectors, lanes, columns, threads]](
+                y,
+                total,
+                mean,
+                rstd,
+                x,
+                addend,
+                weight,
+                bias,
+                Int32(rows),
+                grid_dim=ceildiv(rows, threads // lanes),
+                block_dim=threads,
             )
             return
     else:
         if are_aligned:
             ctx.enqueue_function[norm_in_passes[T, W, S, M, norm, width, 1024]](
-                y, total, mean, rstd, x, addend, weight, bias, Int32(rows), Int32(columns),
-                grid_dim=rows, block_dim=1024,
+                y, total, mean, rstd, x, addend, weight, bias, Int32(columns), grid_dim=rows, block_dim=1024
             )
             return
-    ctx.enqueue_function[norm_in_passes[T, W, S, M, norm, 1, 1024]](
-        y, total, mean, rstd, x, addend, weight, bias, Int32(rows), Int32(columns), grid_dim=rows, block_dim=1024
-    )
+    comptime if width > 1:
+        ctx.enqueue_function[norm_in_passes[T, W, S, M, norm, 1, 1024]](
+            y, total, mean, rstd, x, addend, weight, bias, Int32(columns), grid_dim=rows, block_dim=1024
+        )
 
 
 @extensibility.register("tmb_norm")
 struct RowNorm[
-    is_centred: Bool, is_scaled: Bool, is_shifted: Bool, is_rounded: Bool, epsilon: Int, width: Int, vectors: Int, lanes: Int
+    is_centred: Bool, is_scaled: Bool, is_shifted: Bool, is_rounded: Bool, epsilon: Int, width: Int, vectors: Int, lanes: Int, columns: Int
 ]:
     """`(x - mean) * rstd * weight + bias` along the rows of `x` [rows, columns], with `mean` and `rstd` [rows].
 
     `weight` and `bias` [columns] may be anything where they are not used. `epsilon` is the bits of a float32; `width`,
-    `vectors` and `lanes` say how a row is spread over threads.
+    `vectors` and `lanes` say how a row is spread over threads; `vectors` is 0 if a row does not fit into registers.
     """
 
     @staticmethod
@@ -264,7 +338,7 @@ struct RowNorm[
             False,
             Float32(from_bits=UInt32(Self.epsilon)),
         )
-        enqueue_norm[y.dtype, weight.dtype, bias.dtype, mean.dtype, norm, Self.width, Self.vectors, Self.lanes](
+        enqueue_norm[y.dtype, weight.dtype, bias.dtype, mean.dtype, norm, Self.width, Self.vectors, Self.lanes, Self.columns](
             y.unsafe_ptr(),
             y.unsafe_ptr().unsafe_origin_cast[MutAnyOrigin](),
             mean.unsafe_ptr(),
@@ -274,14 +348,13 @@ struct RowNorm[
             weight.unsafe_ptr().as_imm(),
             bias.unsafe_ptr().as_imm(),
             x.dim_size(0),
-            x.dim_size(1),
             ctx,
         )
 
 
 @extensibility.register("tmb_add_norm")
 struct AddRowNorm[
-    is_centred: Bool, is_scaled: Bool, is_shifted: Bool, is_rounded: Bool, epsilon: Int, width: Int, vectors: Int, lanes: Int
+    is_centred: Bool, is_scaled: Bool, is_shifted: Bool, is_rounded: Bool, epsilon: Int, width: Int, vectors: Int, lanes: Int, columns: Int
 ]:
     """`tmb_norm` of `x + addend`, a sum that is rounded to its dtype and is an output, too."""
 
@@ -308,7 +381,7 @@ struct AddRowNorm[
             True,
             Float32(from_bits=UInt32(Self.epsilon)),
         )
-        enqueue_norm[y.dtype, weight.dtype, bias.dtype, mean.dtype, norm, Self.width, Self.vectors, Self.lanes](
+        enqueue_norm[y.dtype, weight.dtype, bias.dtype, mean.dtype, norm, Self.width, Self.vectors, Self.lanes, Self.columns](
             y.unsafe_ptr(),
             total.unsafe_ptr(),
             mean.unsafe_ptr(),
@@ -318,6 +391,5 @@ struct AddRowNorm[
             weight.unsafe_ptr().as_imm(),
             bias.unsafe_ptr().as_imm(),
             x.dim_size(0),
-            x.dim_size(1),
             ctx,
         )

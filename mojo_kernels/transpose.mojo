@@ -16,6 +16,8 @@ from std.sys import size_of
 from std.utils.static_tuple import StaticTuple
 
 comptime THREADS = 256
+comptime LANES = 8
+"""Threads that write 128 bytes of the result together."""
 
 
 def bits_of(bytes: Int) -> DType:
@@ -27,6 +29,14 @@ def bits_of(bytes: Int) -> DType:
     return DType.uint32 if bytes == 4 else DType.uint64
 
 
+struct Tile[width: Int]:
+    """What a block transposes, for elements of which `width` are 16 bytes; 16 KiB."""
+
+    comptime tall = LANES * Self.width * (1 if Self.width > 4 else 2)
+    comptime wide = 128 if Self.width > 4 else 64
+    comptime size = Self.tall * Self.wide
+
+
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
 def transpose_tile[
     T: DType, width: Int
@@ -35,60 +45,49 @@ def transpose_tile[
     x: ImmPointer[Scalar[T], ImmutAnyOrigin],
     rows_: Int32,
     columns_: Int32,
-    are_rows_aligned: Int32,
-    are_columns_aligned: Int32,
+    is_aligned: Int32,
 ):
-    """One tile of `x` [batch, rows, columns] to `result` [batch, columns, rows]; `width` elements are 16 bytes.
+    """One tile of `x` [batch, rows, columns] to `result` [batch, columns, rows].
 
-    In shared memory the vectors of a row are permuted, by a number that changes every `width` rows: the elements of
-    `width` rows and 4 columns, which a warp collects for 8 vectors of the result each, are then in distinct banks.
+    Where rows start at multiples of 16 bytes on both sides, vectors of `width` elements are moved. In shared memory the
+    vectors of a row are permuted then, in another way every `width` rows: the elements of `width` rows that threads
+    collect for a vector of the result are in distinct banks. Else elements are moved one by one, and rows in shared
+    memory are an odd number of banks apart.
     """
-    comptime tall = 8 * width
-    comptime wide = max(8 * width, 64) if width > 8 else max(64, 16 * width)
-    comptime vectors = wide // width
-    comptime loads = tall * vectors // THREADS
+    comptime tall = Tile[width].tall
+    comptime wide = Tile[width].wide
+    comptime apart = wide + max(width // 4, 1)
     var rows = Int(rows_)
     var columns = Int(columns_)
     var tiles_across = ceildiv(columns, wide)
     var tiles_down = ceildiv(rows, tall)
     var at = Int(block_idx.x)
-    var across = at % tiles_across
-    var down = at // tiles_across % tiles_down
-    var batch = at // (tiles_across * tiles_down)
-    var source = x.unsafe_offset(batch * rows * columns)
-    var target = result.unsafe_offset(batch * rows * columns)
-    var first_row = down * tall
-    var first_column = across * wide
+    var first_row = at // tiles_across % tiles_down * tall
+    var first_column = at % tiles_across * wide
+    var start = at // (tiles_across * tiles_down) * rows * columns
+    var source = x.unsafe_offset(start)
+    var target = result.unsafe_offset(start)
     var thread = Int(thread_idx.x)
-    var tile = unsafe_stack_allocation[tall * wide, Scalar[T], address_space=AddressSpace.SHARED, alignment=16]()
-
-    if are_rows_aligned != 0:
+    var tile = unsafe_stack_allocation[tall * apart, Scalar[T], address_space=AddressSpace.SHARED, alignment=16]()
+    # What is read beyond the end is the last element again, and is not written.
+    if is_aligned != 0:
+        comptime vectors = wide // width
+        comptime loads = tall * vectors // THREADS
+        comptime groups = tall // width
         var held = unsafe_stack_allocation[loads, SIMD[T, width]]()
         comptime for i in range(loads):
-            var row = (thread + i * THREADS) // vectors
-            var column = first_column + (thread + i * THREADS) % vectors * width
-            if first_row + row < rows and column < columns:
-                held[unsafe_offset=i] = source.unsafe_load[width=width, alignment=16](
-                    (first_row + row) * columns + column
-                )
+            var row = min(first_row + (thread + i * THREADS) // vectors, rows - 1)
+            var column = min(first_column + (thread + i * THREADS) % vectors * width, columns - width)
+            held[unsafe_offset=i] = source.unsafe_load[width=width, alignment=16](row * columns + column)
         comptime for i in range(loads):
             var row = (thread + i * THREADS) // vectors
             var place = ((thread + i * THREADS) % vectors) ^ (row // width)
             tile.unsafe_store[alignment=16](row * wide + place * width, held[unsafe_offset=i])
-    else:
-        for i in range(thread, tall * wide, THREADS):
-            var row = i // wide
-            var column = i % wide
-            if first_row + row < rows and first_column + column < columns:
-                var place = (column // width) ^ (row // width)
-                tile[unsafe_offset=row * wide + place * width + column % width] = source[
-                    unsafe_offset=(first_row + row) * columns + first_column + column
-                ]
-    barrier()
-    if are_columns_aligned != 0:
+        barrier()
         comptime for i in range(loads):
-            var group = (thread + i * THREADS) % 8
-            var column = (thread + i * THREADS) // 8
+            var unit = thread + i * THREADS
+            var group = unit % LANES + unit // 32 % (groups // LANES) * LANES
+            var column = unit // (4 * groups) * 4 + unit // LANES % 4
             var place = (column // width) ^ group
             var row = first_row + group * width
             if row < rows and first_column + column < columns:
@@ -97,14 +96,24 @@ def transpose_tile[
                     values[j] = tile[unsafe_offset=(group * width + j) * wide + place * width + column % width]
                 target.unsafe_store[alignment=16]((first_column + column) * rows + row, values)
     else:
-        for i in range(thread, tall * wide, THREADS):
-            var row = i % tall
-            var column = i // tall
-            if first_row + row < rows and first_column + column < columns:
-                var place = (column // width) ^ (row // width)
-                target[unsafe_offset=(first_column + column) * rows + first_row + row] = tile[
-                    unsafe_offset=row * wide + place * width + column % width
-                ]
+        comptime at_once = 8
+        comptime for part in range(tall * wide // THREADS // at_once):
+            var held = unsafe_stack_allocation[at_once, Scalar[T]]()
+            comptime for i in range(at_once):
+                var unit = thread + (part * at_once + i) * THREADS
+                var row = min(first_row + unit // wide, rows - 1)
+                var column = min(first_column + unit % wide, columns - 1)
+                held[unsafe_offset=i] = source[unsafe_offset=row * columns + column]
+            comptime for i in range(at_once):
+                var unit = thread + (part * at_once + i) * THREADS
+                tile[unsafe_offset=unit // wide * apart + unit % wide] = held[unsafe_offset=i]
+        barrier()
+        comptime for i in range(tall * wide // THREADS):
+            var unit = thread + i * THREADS
+            var row = first_row + unit % tall
+            var column = first_column + unit // tall
+            if row < rows and column < columns:
+                target[unsafe_offset=column * rows + row] = tile[unsafe_offset=unit % tall * apart + unit // tall]
 
 
 @extensibility.register("tmb_transpose")
@@ -126,20 +135,16 @@ struct Transpose:
         var columns = x.dim_size(2)
         var source = x.unsafe_ptr().unsafe_bitcast[Scalar[T]]()
         var destination = result.unsafe_ptr().unsafe_bitcast[Scalar[T]]()
-        comptime tall = 8 * width
-        comptime wide = max(8 * width, 64) if width > 8 else max(64, 16 * width)
-        var tiles = x.dim_size(0) * ceildiv(rows, tall) * ceildiv(columns, wide)
+        var tiles = x.dim_size(0) * ceildiv(rows, Tile[width].tall) * ceildiv(columns, Tile[width].wide)
         if tiles == 0:
             return
-        var are_rows_aligned = columns % width == 0 and Int(source) % 16 == 0
-        var are_columns_aligned = rows % width == 0 and Int(destination) % 16 == 0
+        var is_aligned = (columns | rows) % width == 0 and (Int(source) | Int(destination)) % 16 == 0
         ctx.enqueue_function[transpose_tile[T, width]](
             destination,
             source.as_imm(),
             Int32(rows),
             Int32(columns),
-            Int32(1 if are_rows_aligned else 0),
-            Int32(1 if are_columns_aligned else 0),
+            Int32(1 if is_aligned else 0),
             grid_dim=tiles,
             block_dim=THREADS,
         )

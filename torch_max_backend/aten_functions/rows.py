@@ -14,7 +14,7 @@ from max.graph import TensorValue
 from torch_max_backend.aten_functions.common import mojo_op, static
 
 _FLOATS = (DType.bfloat16, DType.float16, DType.float32)
-_VECTOR, _KEPT, _MOST_KEPT = 16, 64, 128
+_VECTOR, _KEPT, _MOST_KEPT = 16, 32, 128
 """Bytes of an access, and of a row that a thread keeps: as a rule, and where a row has 1024 threads."""
 _FEWEST, _MOST = 32, 1024
 """Threads of a row."""
@@ -88,6 +88,7 @@ def row_norm(
         "width": how.width,
         "vectors": how.vectors,
         "lanes": how.lanes,
+        "columns": columns,
     }
     scale, shift = weight if weight is not None else x, bias if bias is not None else x
     rows, numbers = (x.dtype, x.shape), (DType.float32, x.shape[:1])
@@ -103,7 +104,17 @@ def chosen_log_probability(x: TensorValue, chosen: TensorValue) -> TensorValue:
     """``log_softmax(x)[row, chosen[row]]`` for ``x`` [rows, classes] and ``chosen`` [rows], in float32."""
     columns = static(x.shape[1])
     assert columns is not None, "the kernel is chosen by the length of a row"
-    how = spread(columns, x.dtype)
-    lanes = max(min(how.lanes, 512), 32)
-    parameters = {"width": how.width, "lanes": lanes}
+    lanes = _FEWEST
+    while lanes < 256 and lanes * 64 < columns:
+        lanes *= 2
+    parameters = {"width": spread(columns, x.dtype).width, "lanes": lanes if columns <= 2**16 else 512}
     return mojo_op("tmb_chosen_log_probability", [x, chosen], [(DType.float32, x.shape[:1])], parameters)[0]
+
+
+def row_softmax(x: TensorValue, out: DType, is_log: bool) -> TensorValue:
+    """The softmax of the rows of ``x`` [rows, columns], or its logarithm, in dtype ``out``."""
+    columns = static(x.shape[1])
+    assert columns is not None, "the kernel is chosen by the length of a row"
+    how = spread(columns, x.dtype)
+    parameters = {"is_log": is_log, "width": how.width, "vectors": how.vectors, "lanes": how.lanes, "columns": columns}
+    return mojo_op("tmb_softmax", [x], [(out, x.shape)], parameters)[0]

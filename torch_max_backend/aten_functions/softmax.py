@@ -26,7 +26,7 @@ from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.elementary import exp
 from torch_max_backend.aten_functions.reductions import at_least_1d, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.aten_functions.rows import chosen_log_probability
+from torch_max_backend.aten_functions.rows import chosen_log_probability, row_softmax, serves
 from torch_max_backend.errors import Unsupported
 
 
@@ -80,16 +80,26 @@ def _along(
     return reshape(cast(function(x, axis_of(dim, x.rank)), out_dtype()), out_shape())
 
 
+def _by_rows(x: TensorValue, dim: int, is_log: bool) -> TensorValue | None:
+    """The result of the kernel of rows, where there is one."""
+    if not x.rank or axis_of(dim, x.rank) != x.rank - 1:
+        return None
+    rows = reshape(x, [numel(x.shape[:-1]), x.shape[-1]])
+    return reshape(row_softmax(rows, out_dtype(), is_log), out_shape()) if serves(rows) else None
+
+
 # _softmax(Tensor self, int dim, bool half_to_float) -> Tensor
 @map_to(aten._softmax.default)
 def _softmax(self: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
-    return _along(self, dim, _softmax_along, out_dtype())
+    by_rows = _by_rows(self, dim, is_log=False)
+    return by_rows if by_rows is not None else _along(self, dim, _softmax_along, out_dtype())
 
 
 # _log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor
 @map_to(aten._log_softmax.default)
 def _log_softmax(self: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
-    return _along(self, dim, _log_softmax_along, out_dtype())
+    by_rows = _by_rows(self, dim, is_log=True)
+    return by_rows if by_rows is not None else _along(self, dim, _log_softmax_along, out_dtype())
 
 
 # _safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor
