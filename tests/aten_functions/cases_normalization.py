@@ -221,7 +221,7 @@ def norms_of_sums(x, r, w):
 
 def norms_of_rows(x, r, w):
     y = x + r
-    return F.layer_norm(x, w.shape, w, w), F.rms_norm(y, w.shape, w), y
+    return F.layer_norm(x, w.shape, w, w), F.rms_norm(y, w.shape, w), y, r.softmax(-1)
 
 
 def likelihoods_of_logits(x, t, w):

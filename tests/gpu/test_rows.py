@@ -1,7 +1,7 @@
 """Norms, likelihoods and transposes on a GPU, over sizes that take every path of their kernels, against float64.
 
-A row is kept by 32 to 1024 threads in 1 to 8 vectors each, or read twice; accesses are as wide as a row's length allows,
-and one element wide where a tensor starts between multiples of 16 bytes.
+A row is kept by 32 to 1024 threads in 1 to 8 vectors each, or read twice; accesses are as wide as a row's length
+allows, and one element wide where a tensor starts between multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,16 @@ pytestmark = pytest.mark.gpu
 
 F = torch.nn.functional
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+INF, NAN = torch.inf, torch.nan
+SPECIAL = [
+    [0.0, 1.0, 2.0],
+    [-INF, 0.0, 1.0],
+    [-INF, -INF, -INF],
+    [INF, 0.0, 1.0],
+    [NAN, 0.0, 1.0],
+    [INF, INF, -INF],
+    [1e30, 1e30, 1e30],
+]
 LENGTHS = [1, 5, 24, 256, 1000, 1026, 4096, 8191, 8192, 20000, 32768, 50257, 131072]
 
 
@@ -77,6 +87,23 @@ def test_norms_of_every_kind() -> None:
     check_calls(calls)
 
 
+def softmaxes(x: torch.Tensor) -> Any:
+    return x.softmax(-1), x.log_softmax(-1)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_softmaxes(dtype: torch.dtype) -> None:
+    calls = [Call(f"{n}", softmaxes, (randn(7, n, dtype=dtype, scale=3.0),)) for n in LENGTHS]
+    calls.append(Call("unaligned", softmaxes, (unaligned(9, 768, dtype),)))
+    calls.append(Call("rows", softmaxes, (randn(2, 3, 40, dtype=dtype),), dynamic=True))
+    check_calls(calls)
+
+
+def test_softmaxes_of_special_rows() -> None:
+    x = torch.tensor(SPECIAL)
+    check_calls([Call(f"{k}", softmaxes, (x.repeat(1, k),)) for k in (1, 40, 20000)])
+
+
 def loss(x: torch.Tensor, t: torch.Tensor) -> Any:
     return F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="none", ignore_index=0)
 
@@ -91,17 +118,7 @@ def test_likelihoods(dtype: torch.dtype) -> None:
 
 
 def test_likelihoods_of_special_logits() -> None:
-    inf, nan = torch.inf, torch.nan
-    rows = [
-        [0.0, 1.0, 2.0],
-        [-inf, 0.0, 1.0],
-        [-inf] * 3,
-        [inf, 0.0, 1.0],
-        [nan, 0.0, 1.0],
-        [inf, inf, -inf],
-        [1e30] * 3,
-    ]
-    x = torch.tensor(rows)
+    x = torch.tensor(SPECIAL)
     calls = [
         Call(f"class {c}", loss, (torch.cat([x, x], 1).repeat(1, k), torch.full((7,), c)))
         for c in (0, 1, 2)

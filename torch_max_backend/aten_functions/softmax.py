@@ -84,8 +84,18 @@ def _by_rows(x: TensorValue, dim: int, is_log: bool) -> TensorValue | None:
     """The result of the kernel of rows, where there is one."""
     if not x.rank or axis_of(dim, x.rank) != x.rank - 1:
         return None
-    rows = reshape(x, [numel(x.shape[:-1]), x.shape[-1]])
+    narrow = _before_widening(x)
+    rows = reshape(narrow, [numel(x.shape[:-1]), x.shape[-1]])
     return reshape(row_softmax(rows, out_dtype(), is_log), out_shape()) if serves(rows) else None
+
+
+def _before_widening(x: TensorValue) -> TensorValue:
+    """What ``x`` was converted from, if that was a 16-bit float: the kernel computes in float32 anyway."""
+    operation = x._mlir_value.owner
+    if x.dtype != DType.float32 or type(operation).__name__ != "CastOp":
+        return x
+    source = TensorValue(operation.operands[0].value)
+    return source if source.dtype in (DType.bfloat16, DType.float16) else x
 
 
 # _softmax(Tensor self, int dim, bool half_to_float) -> Tensor
