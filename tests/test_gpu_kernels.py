@@ -50,13 +50,14 @@ CASES = {
     "grouped": ["rows", "inner"],
     "integer_convolution": ["plain_2d"],
     "mode": ["modes_f32"],
+    "normalization": ["norms_of_rows", "likelihoods_of_logits"],
     "pointwise": ["empty", "gcd", "integer_powers"],
     "polynomials": ["every"],
     "pooling": ["places_hard", "largest_channels_last", "adaptive_largest_hard"],
     "resize": ["sampled_backward", "sampled_f32", "images_f32", "columns_bf16"],
     "segment": ["lengths", "hashes"],
     "sorting": ["zero_dim", "searches_f32"],
-    "views": ["reshapes"],
+    "views": ["reshapes", "transposes"],
     "volumes": ["gradients", "samples"],
 }
 

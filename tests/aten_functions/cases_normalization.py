@@ -193,6 +193,49 @@ def likelihood_backward(g, gn, x, t, w):
     )
 
 
+def written_rms_norm(x, w):
+    wide = x.to(torch.float32)
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def shifted_rms_norm(x, w):
+    wide = x.float()
+    return (wide * torch.rsqrt((wide * wide).mean((-1,), True) + 1e-6) * (1 + w.float())).type_as(x)
+
+
+def rms_norms(x, r, w):
+    return (
+        written_rms_norm(x, w),
+        shifted_rms_norm(x, w),
+        written_rms_norm(x, 1),
+        F.rms_norm(x, x.shape[-1:], w),
+        F.rms_norm(x, x.shape[-2:]),
+        *norms_of_sums(x, r, w),
+    )
+
+
+def norms_of_sums(x, r, w):
+    a, b, c = x + r, x + 2 * r, r + x
+    return a, written_rms_norm(a, w), F.layer_norm(b, w.shape, w, w), b, F.layer_norm(c, w.shape), c * w
+
+
+def norms_of_rows(x, r, w):
+    y = x + r
+    return F.layer_norm(x, w.shape, w, w), F.rms_norm(y, w.shape, w), y, r.softmax(-1)
+
+
+def likelihoods_of_logits(x, t, w):
+    wide = x.float()
+    return (
+        F.cross_entropy(x, t),
+        F.cross_entropy(x, t, reduction="none"),
+        F.cross_entropy(x, t, w, ignore_index=1),
+        F.cross_entropy(x, t, w, reduction="sum"),
+        F.cross_entropy(wide.reshape(-1, x.shape[1]), t, ignore_index=2),
+        F.nll_loss((x + 1).log_softmax(-1), t),
+    )
+
+
 def weight_norm_backward(g, v, k0, k2):
     n0, n2 = v.norm(2, (1, 2), keepdim=True), v.norm(2, (0, 1), keepdim=True)
     return (
@@ -223,6 +266,16 @@ STATS_BF16 = (randn(6, dtype=BF16), rand(6, low=0.5, high=2.0, dtype=BF16))
 ROUNDING = "16-bit results differ by one rounding step of the largest term"
 
 CASES = [
+    Case("rms_norms", rms_norms, (randn(2, 3, 24), randn(2, 3, 24), randn(24))),
+    Case(
+        "rms_norms_bf16",
+        rms_norms,
+        (randn(2, 3, 24, dtype=BF16), randn(2, 3, 24, dtype=BF16), randn(24, dtype=BF16)),
+        atol=3e-2,
+        why=ROUNDING,
+    ),
+    Case("norms_of_rows", norms_of_rows, (randn(5, 24), randn(5, 24), randn(24))),
+    Case("likelihoods_of_logits", likelihoods_of_logits, (randn(7, 5), ints(7, low=0, high=5), rand(5))),
     Case("softmaxes_rows", softmaxes, (hard_rows(40),)),
     Case("layer_norms", layer_norms, (randn(2, 3, 24), randn(24), randn(24))),
     Case("batch_norm_inference", batch_norm_inference, (*IMAGE, *STATS)),

@@ -37,6 +37,23 @@ def reshapes(x):
     )
 
 
+def transposes(x):
+    matrix = x[:, 0]
+    return (
+        x.transpose(1, 2).contiguous(),
+        x.permute(1, 2, 0).contiguous().view(-1, x.shape[0]),
+        matrix.t().bfloat16().contiguous(),
+        matrix.bfloat16().t().contiguous(),
+        (matrix > 0).t().contiguous(),
+        matrix.to(torch.int64).t().contiguous(),
+        matrix[:, : len(matrix)] + matrix[:, : len(matrix)].t(),
+        torch.cat([matrix.t(), matrix.t() * 2]),
+        (matrix.t() * 2).relu(),
+        matrix.t().sum(1),
+        x.permute(2, 1, 0).contiguous(),
+    )
+
+
 def permutations(x):
     return (
         x.permute(2, 0, -2).add(1),
@@ -347,6 +364,8 @@ def on_dtypes(x):
 
 CASES = [
     Case("reshapes", reshapes, (randn(2, 3, 4),)),
+    Case("transposes", transposes, (randn(9, 2, 11),)),
+    Case("transposes_dynamic", transposes, (randn(9, 2, 11),), dynamic=True, second=(randn(10, 3, 13),)),
     Case("permutations", permutations, (randn(2, 3, 4),)),
     Case("expansions", expansions, (randn(1, 2, 4),)),
     Case("slices", slices, (randn(5, 6),)),

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gpu.checks import Call, check_calls
 from torch.nn import functional as F
 
 from tests.cases import randn
+from tests.gpu.checks import Call, check_calls
 
 aten = torch.ops.aten
 FACTOR = 4.0

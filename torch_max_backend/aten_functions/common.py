@@ -47,7 +47,7 @@ def cast(x: TensorValue, dtype: DType) -> TensorValue:
     """``x`` in ``dtype``; the value itself if it has that dtype. Anything but zero becomes True for bool."""
     if x.dtype == dtype:
         return x
-    moved = _moved(x)
+    moved = permuted_from(x)
     if moved is not None:
         return permute(cast(moved[0], dtype), moved[1])
     if dtype == DType.bool:
@@ -119,7 +119,7 @@ def rebind(x: TensorValue, shape: Shape) -> TensorValue:
     """``x`` with the dims spelled as ``shape``; checked when the graph runs where it cannot be proved."""
     if same_shape(x.shape, shape):
         return x
-    moved = _moved(x)
+    moved = permuted_from(x)
     if moved is not None:
         source, dims = moved
         return permute(rebind(source, [shape[dims.index(i)] for i in range(x.rank)]), dims)
@@ -194,7 +194,7 @@ def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
     """``x.permute(dims)``: one permutation for several in a row, and none where nothing moves in memory."""
     if list(dims) == list(range(x.rank)):
         return x
-    moved = _moved(x)
+    moved = permuted_from(x)
     if moved is not None:
         source, first = moved
         return permute(source, [first[d] for d in dims])
@@ -214,20 +214,20 @@ def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
     return result
 
 
-def _moved(x: TensorValue) -> tuple[TensorValue, tuple[int, ...]] | None:
-    """The value and the order from which :func:`permute` made ``x``, if it did."""
+def permuted_from(x: TensorValue) -> tuple[TensorValue, tuple[int, ...]] | None:
+    """The value that ``x`` is a permutation of, and the order of its dims, if ``x`` was made from one."""
     return getattr(x, "_moved", None)
 
 
 def in_memory(x: TensorValue) -> TensorValue:
     """What :func:`permute` made ``x`` from, in its own order; ``x`` itself if it did not."""
-    moved = _moved(x)
+    moved = permuted_from(x)
     return x if moved is None else moved[0]
 
 
 def memory_order(x: TensorValue) -> tuple[int, ...]:
     """The order of the dimensions of ``x`` in which :func:`permute` gives what is in memory."""
-    moved = _moved(x)
+    moved = permuted_from(x)
     dims = tuple(range(x.rank)) if moved is None else moved[1]
     return tuple(dims.index(i) for i in range(x.rank))
 
@@ -279,7 +279,7 @@ def materialized(x: TensorValue) -> TensorValue:
     """
     if all(static(d) is not None for d in x.shape):
         return x
-    moved = _moved(x)
+    moved = permuted_from(x)
     if moved is not None:
         return permute(materialized(moved[0]), moved[1])
     if x.dtype == DType.bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from max.graph import TensorValue, ops
 
 from torch_max_backend.aten_functions.common import memory_order, numel, permute, reshape, static
+from torch_max_backend.aten_functions.transposes import written_transpose
 
 
 def last_order(rank: int) -> tuple[int, ...]:
@@ -30,9 +31,9 @@ def channels_last(x: TensorValue) -> TensorValue:
     shape = [x.shape[0], *x.shape[2:], x.shape[1]]
     if static(x.shape[1]) == 1 or static(numel(x.shape[2:])) == 1:
         return reshape(x, shape)
-    # A transpose of matrices: MAX's general permute takes twice the time.
     flat = reshape(x, [x.shape[0], x.shape[1], numel(x.shape[2:])])
-    return reshape(permute(flat, [0, 2, 1]), shape)
+    written = written_transpose(flat, [0, 2, 1])
+    return reshape(permute(flat, [0, 2, 1]) if written is None else written, shape)
 
 
 def channels_first(x: TensorValue) -> TensorValue:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
@@ -24,11 +25,17 @@ from torch_max_backend.aten_functions.layout import (
 )
 from torch_max_backend.aten_functions.reductions import count, mean_axes, moments, reduce_axes, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.aten_functions.rows import row_norm, serves
 
 
 # -- layer norm ------------------------------------------------------------------------------------------------------
 def _rstd(variance: TensorValue, eps: float) -> TensorValue:
     return ops.rsqrt(variance + constant(eps, variance.dtype, variance.device))
+
+
+def default_eps(dtype: DType) -> float:
+    """What torch adds where an RMS norm is given no number."""
+    return torch.finfo(torch.float64 if dtype == DType.float64 else torch.float32).eps
 
 
 # native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)
@@ -44,6 +51,9 @@ def native_layer_norm(
     size = numel(input.shape[input.rank - len(normalized_shape) :])
     rows = reshape(input, [numel(input.shape[: input.rank - len(normalized_shape)]), size])
     w, b = (None if v is None else reshape(v, [size]) for v in (weight, bias))
+    if serves(rows):
+        normed = row_norm(rows, w, b, eps, is_centred=True)
+        return finish_all([normed.y, normed.mean, normed.rstd])
     if is_used(1) or is_used(2) or eps <= 0:
         mean, variance = moments(rows, [1])
         rstd = _rstd(variance, eps)
@@ -58,6 +68,25 @@ def native_layer_norm(
     beta = full(0, [size], dtype, input.device) if b is None else cast(b, dtype)
     y = ops.layer_norm(cast(rows, dtype), gamma, beta, eps)
     return reshape(cast(y, out_dtype()), out_shape()), None, None
+
+
+# _fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)
+@map_to(aten._fused_rms_norm.default)
+def _fused_rms_norm(
+    input: TensorValue, normalized_shape: Sequence[int | Dim], weight: TensorValue | None, eps: float | None
+) -> tuple[TensorValue | None, ...]:
+    dtype = accumulator(input.dtype)
+    eps = default_eps(dtype) if eps is None else eps
+    size = numel(input.shape[input.rank - len(normalized_shape) :])
+    rows = reshape(input, [numel(input.shape[: input.rank - len(normalized_shape)]), size])
+    w = None if weight is None else reshape(weight, [size])
+    if serves(rows):
+        normed = row_norm(rows, w, None, eps, is_centred=False)
+        return finish_all([normed.y, normed.rstd])
+    x = cast(rows, dtype)
+    rstd = _rstd(mean_axes(x * x, [1]), eps)
+    y = x * rstd
+    return finish_all([y if w is None else y * cast(w, dtype), rstd])
 
 
 # native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,
@@ -88,10 +117,11 @@ def native_layer_norm_backward(
         results[1] = sum_axes(grad * normal, [0])
     if output_mask[2]:
         results[2] = sum_axes(grad, [0])
-    return _finish_all(results)
+    return finish_all(results)
 
 
-def _finish_all(results: Sequence[TensorValue | None]) -> tuple[TensorValue | None, ...]:
+def finish_all(results: Sequence[TensorValue | None]) -> tuple[TensorValue | None, ...]:
+    """The outputs that are used, in their promised shapes and dtypes."""
     return tuple(
         None if v is None or not is_used(i) else reshape(cast(v, out_dtype(i)), out_shape(i))
         for i, v in enumerate(results)
@@ -121,7 +151,7 @@ def native_group_norm(
     y = (x - mean) * rstd
     y = y if weight is None else y * cast(reshape(weight, channels), dtype)
     y = y if bias is None else y + cast(reshape(bias, channels), dtype)
-    return _finish_all([y, mean, rstd])
+    return finish_all([y, mean, rstd])
 
 
 def _group_shapes(x: TensorValue, group: int) -> tuple[list[Dim], list[Dim]]:
@@ -163,7 +193,7 @@ def native_group_norm_backward(
         results[1] = sum_axes((grad_x - grad_sum * mean) * rstd, [0])
     if output_mask[2]:
         results[2] = sum_axes(grad_sum, [0])
-    return _finish_all(results)
+    return finish_all(results)
 
 
 # -- batch norm ------------------------------------------------------------------------------------------------------
@@ -227,7 +257,7 @@ def _native_batch_norm_legit_no_training(
     eps: float,
 ) -> tuple[TensorValue | None, ...]:
     y, mean, _, rstd = _batch_norm(input, weight, bias, running_mean, running_var, False, eps)
-    return _finish_all([y, *_saved(mean, rstd)])
+    return finish_all([y, *_saved(mean, rstd)])
 
 
 # _native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum,
@@ -242,7 +272,7 @@ def _native_batch_norm_legit_no_stats(
     eps: float,
 ) -> tuple[TensorValue | None, ...]:
     y, mean, _, rstd = _batch_norm(input, weight, bias, None, None, True, eps)
-    return _finish_all([y, *_saved(mean, rstd)])
+    return finish_all([y, *_saved(mean, rstd)])
 
 
 # _native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
@@ -261,9 +291,9 @@ def _native_batch_norm_legit_functional(
 ) -> tuple[TensorValue | None, ...]:
     y, mean, variance, rstd = _batch_norm(input, weight, bias, running_mean, running_var, training, eps)
     if not training:
-        return _finish_all([y, *_saved(mean, rstd), running_mean, running_var])
+        return finish_all([y, *_saved(mean, rstd), running_mean, running_var])
     moved = _moved_statistics(input, mean, variance, running_mean, running_var, momentum)
-    return _finish_all([y, *_saved(mean, rstd), *moved])
+    return finish_all([y, *_saved(mean, rstd), *moved])
 
 
 def _moved_statistics(
@@ -302,7 +332,7 @@ def _batch_norm_with_update_functional(
     y, mean, variance, rstd = _batch_norm(input, weight, bias, None, None, True, eps)
     reserve = full(0, out_shape(3), out_dtype(3), input.device)
     moved = _moved_statistics(input, mean, variance, running_mean, running_var, momentum)
-    return _finish_all([y, *_saved(mean, rstd), reserve, *moved])
+    return finish_all([y, *_saved(mean, rstd), reserve, *moved])
 
 
 # _batch_norm_no_update(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
@@ -319,7 +349,7 @@ def _batch_norm_no_update(
 ) -> tuple[TensorValue | None, ...]:
     """By the running statistics, where there are any."""
     y, mean, _, rstd = _batch_norm(input, weight, bias, running_mean, running_var, False, eps)
-    return _finish_all([y, *_saved(mean, rstd), full(0, out_shape(3), out_dtype(3), input.device)])
+    return finish_all([y, *_saved(mean, rstd), full(0, out_shape(3), out_dtype(3), input.device)])
 
 
 # native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight, Tensor? running_mean, Tensor? running_var,
@@ -366,7 +396,7 @@ def native_batch_norm_backward(
         results[1] = along * rstd
     if output_mask[2]:
         results[2] = total
-    return _finish_all(results)
+    return finish_all(results)
 
 
 # batch_norm_backward(Tensor grad_out, Tensor input, Tensor weight, Tensor? running_mean, Tensor? running_var,
@@ -402,4 +432,4 @@ def _weight_norm_interface_backward(
     grad, v, g, norm = (cast(t, dtype) for t in (grad_w, saved_v, saved_g, saved_norms))
     kept = axis_of(dim, v.rank)
     along = reduce_axes(grad * v, [a for a in range(v.rank) if a != kept], sum_along) / norm
-    return _finish_all([(grad - v * (along / norm)) * (g / norm), along])
+    return finish_all([(grad - v * (along / norm)) * (g / norm), along])

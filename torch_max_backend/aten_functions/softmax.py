@@ -26,6 +26,7 @@ from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.elementary import exp
 from torch_max_backend.aten_functions.reductions import at_least_1d, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.aten_functions.rows import chosen_log_probability, row_softmax, serves
 from torch_max_backend.errors import Unsupported
 
 
@@ -79,16 +80,36 @@ def _along(
     return reshape(cast(function(x, axis_of(dim, x.rank)), out_dtype()), out_shape())
 
 
+def _by_rows(x: TensorValue, dim: int, is_log: bool) -> TensorValue | None:
+    """The result of the kernel of rows, where there is one."""
+    if not x.rank or axis_of(dim, x.rank) != x.rank - 1:
+        return None
+    narrow = _before_widening(x)
+    rows = reshape(narrow, [numel(x.shape[:-1]), x.shape[-1]])
+    return reshape(row_softmax(rows, out_dtype(), is_log), out_shape()) if serves(rows) else None
+
+
+def _before_widening(x: TensorValue) -> TensorValue:
+    """What ``x`` was converted from, if that was a 16-bit float: the kernel computes in float32 anyway."""
+    operation = x._mlir_value.owner
+    if x.dtype != DType.float32 or type(operation).__name__ != "CastOp":
+        return x
+    source = TensorValue(operation.operands[0].value)
+    return source if source.dtype in (DType.bfloat16, DType.float16) else x
+
+
 # _softmax(Tensor self, int dim, bool half_to_float) -> Tensor
 @map_to(aten._softmax.default)
 def _softmax(self: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
-    return _along(self, dim, _softmax_along, out_dtype())
+    by_rows = _by_rows(self, dim, is_log=False)
+    return by_rows if by_rows is not None else _along(self, dim, _softmax_along, out_dtype())
 
 
 # _log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor
 @map_to(aten._log_softmax.default)
 def _log_softmax(self: TensorValue, dim: int, half_to_float: bool) -> TensorValue:
-    return _along(self, dim, _log_softmax_along, out_dtype())
+    by_rows = _by_rows(self, dim, is_log=True)
+    return by_rows if by_rows is not None else _along(self, dim, _log_softmax_along, out_dtype())
 
 
 # _safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor
@@ -151,24 +172,52 @@ def _checked_target(target: TensorValue, ignored: TensorValue, classes: Dim) -> 
 def nll_loss_forward(
     self: TensorValue, target: TensorValue, weight: TensorValue | None, reduction: int, ignore_index: int
 ) -> tuple[TensorValue | None, ...]:
+    def chosen(index: TensorValue) -> TensorValue:
+        row, column = (iota(size, DType.int64, self.device) for size in (outer, inner))
+        width, plane = (tensor(size, DType.int64, self.device) for size in (inner, classes * inner))
+        at = reshape(row * plane, [outer, 1]) + index * width + column
+        return cast(ops.gather(reshape(self, [outer * classes * inner]), at, axis=0), accumulator(self.dtype))
+
     axis = _class_axis(self.rank)
     classes, inner = self.shape[axis], numel(self.shape[axis + 1 :])
     outer = numel(self.shape[:axis])
-    target = reshape(target, [outer, inner])
+    return _losses(chosen, [outer, inner], classes, target, weight, reduction, ignore_index)
+
+
+def nll_loss_of_logits(
+    x: TensorValue, target: TensorValue, weight: TensorValue | None, reduction: int, ignore_index: int
+) -> tuple[TensorValue | None, ...]:
+    """:func:`nll_loss_forward` of the log-softmax of ``x`` [rows, classes], on a GPU."""
+
+    def chosen(index: TensorValue) -> TensorValue:
+        return reshape(chosen_log_probability(x, reshape(index, [rows])), [rows, 1])
+
+    rows, classes = x.shape
+    return _losses(chosen, [rows, Dim(1)], classes, target, weight, reduction, ignore_index)
+
+
+def _losses(
+    chosen_at: Callable[[TensorValue], TensorValue],
+    shape: list[Dim],
+    classes: Dim,
+    target: TensorValue,
+    weight: TensorValue | None,
+    reduction: int,
+    ignore_index: int,
+) -> tuple[TensorValue | None, ...]:
+    """The loss and the sum of the weights. ``chosen_at`` gives log-probabilities of classes, both of ``shape``."""
+    target = reshape(target, shape)
     ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
     index = _checked_target(target, ignored, classes)
-    row, column = (iota(size, DType.int64, self.device) for size in (outer, inner))
-    width, plane = (tensor(size, DType.int64, self.device) for size in (inner, classes * inner))
-    at = reshape(row * plane, [outer, 1]) + index * width + column
-    chosen = cast(ops.gather(reshape(self, [outer * classes * inner]), at, axis=0), accumulator(self.dtype))
+    chosen = chosen_at(index)
     zero = constant(0, chosen.dtype, chosen.device)
-    weights = full(1, [outer, inner], chosen.dtype, chosen.device)
+    weights = full(1, shape, chosen.dtype, chosen.device)
     if weight is not None:
         weights = cast(ops.gather(weight, index, axis=0), chosen.dtype)
     weights = ops.where(ignored, zero, weights)
     losses = ops.where(ignored, zero, -chosen * weights)
     if reduction not in (_MEAN, _SUM):
-        return reshape(cast(losses, out_dtype()), out_shape()), full(0, [], out_dtype(1), self.device)
+        return reshape(cast(losses, out_dtype()), out_shape()), full(0, [], out_dtype(1), target.device)
     loss, total = sum_axes(losses, [0, 1]), sum_axes(weights, [0, 1])
     loss = loss / total if reduction == _MEAN else loss
     return tuple(reshape(cast(v, out_dtype(i)), out_shape(i)) for i, v in enumerate((loss, total)))

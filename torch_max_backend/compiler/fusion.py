@@ -67,9 +67,9 @@ def convolution_chains(region: Region) -> list[Chain]:
 
 
 def _is_fusible(node: fx.Node) -> bool:
-    if node.target is not aten.convolution.default or not _is_own(node):
+    if node.target is not aten.convolution.default or not is_own(node):
         return False
-    value, is_transposed = _tensor(node), node.args[6]
+    value, is_transposed = tensor_of(node), node.args[6]
     if value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64) or is_transposed:
         return False
     operands = [v for n in (node, *node.all_input_nodes) if isinstance(v := value_of(n), torch.Tensor)]
@@ -79,12 +79,12 @@ def _is_fusible(node: fx.Node) -> bool:
 def _followed_by(chain: Chain, node: fx.Node) -> Chain | None:
     """The chain with one more node, or with a batch norm and the pick of its result; ``None`` if that is not fused."""
     is_bounded = (chain.low, chain.high) != (-math.inf, math.inf)
-    if is_bounded or not _is_own(node):
+    if is_bounded or not is_own(node):
         return None
     if node.target is aten._native_batch_norm_legit_no_training.default:
         pick = next(iter(node.users), node)
         starts = chain.norm is None and chain.addend is None
-        same = all(_tensor(n).dtype == _tensor(chain.last).dtype for n in node.all_input_nodes)
+        same = all(tensor_of(n).dtype == tensor_of(chain.last).dtype for n in node.all_input_nodes)
         if not starts or not same or len(node.users) != 1 or not is_getitem(pick) or pick.args[1] != 0:
             return None
         return replace(chain, nodes=(*chain.nodes, node, pick), norm=node)
@@ -92,7 +92,7 @@ def _followed_by(chain: Chain, node: fx.Node) -> Chain | None:
         addend = next((a for a in node.args if a is not chain.last), None)
         if not isinstance(addend, fx.Node) or node.kwargs.get("alpha", 1) != 1:
             return None
-        mine, other = _tensor(chain.last), value_of(addend)
+        mine, other = tensor_of(chain.last), value_of(addend)
         if not isinstance(other, torch.Tensor) or (other.dtype, other.device) != (mine.dtype, mine.device):
             return None
         return replace(chain, nodes=(*chain.nodes, node), addend=addend) if sizes_of(other) == sizes_of(mine) else None
@@ -119,12 +119,14 @@ def _number(value: Any, otherwise: float) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _tensor(node: fx.Node) -> torch.Tensor:
+def tensor_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor that the node gives."""
     value = value_of(node)
     assert isinstance(value, torch.Tensor)
     return value
 
 
-def _is_own(node: fx.Node) -> bool:
+def is_own(node: fx.Node) -> bool:
+    """Whether the node's lowering is this project's, not a user's."""
     lowering = aten_functions.get(node.target)
     return lowering is not None and lowering.is_own

@@ -20,8 +20,11 @@ from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finishe
 from torch_max_backend.aten_functions.dtypes import max_dtype
 from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last, last_order
 from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.aten_functions.transposes import written_transpose
 from torch_max_backend.compiler.constants import fold_constant_ops
 from torch_max_backend.compiler.fusion import Chain, convolution_chains
+from torch_max_backend.compiler.row_lowering import RowLowering
+from torch_max_backend.compiler.transposes import PERMUTES, order_of_permute, stored, written_reads
 from torch_max_backend.errors import LoweringError, NeedsStatic, Unsupported
 from torch_max_backend.graph.region import Region, is_getitem, map_nodes
 from torch_max_backend.graph.specialize import may_be_negative, symbolic_numbers
@@ -45,6 +48,10 @@ class NodeRefused(Exception):
 def device_ref(device: torch.device) -> DeviceRef:
     """The MAX device of a torch device."""
     return DeviceRef.CPU() if device.type == "cpu" else DeviceRef.GPU(device.index or 0)
+
+
+def _is_on_gpu(device: torch.device) -> bool:
+    return device_ref(device).is_gpu()
 
 
 def build_graph(region: Region, name: str, module: Module, settings: CodeSettings) -> Graph:
@@ -80,7 +87,12 @@ class _Builder:
         self.written = broadcast_results(region)
         chains = convolution_chains(region)
         self.chains = {chain.last: chain for chain in chains}
-        self.inside = {node for chain in chains for node in chain.nodes[:-1]}
+        self.transposed_reads = written_reads(region, _is_on_gpu)
+        self.reads_written: set[fx.Node] = set()
+        self.transposed: dict[fx.Node, TensorValue] = {}
+        """Transposes that were written to memory."""
+        self.rows = RowLowering(region, _is_on_gpu, self._written, self._shape_of)
+        self.inside = {node for chain in chains for node in chain.nodes[:-1]} | self.rows.inside
         """Nodes that are computed where their chain ends."""
 
     def build(self, name: str, module: Module) -> Graph:
@@ -97,10 +109,10 @@ class _Builder:
                     self.env[node] = self._lower(node)
             outputs = []
             for port in region.outputs:
-                outputs.append(permute(self.env[port.node], port.order))
+                outputs.append(stored(permute(self.env[port.node], port.order)))
             for target, source in region.stores:
                 order = next(p.order for p in region.inputs if p.node is target)
-                ops.buffer_store(self.buffers[target], permute(self.env[source], order))
+                ops.buffer_store(self.buffers[target], stored(permute(self.env[source], order)))
             graph.output(*outputs)
             fold_constant_ops(graph)
         return graph
@@ -160,8 +172,11 @@ class _Builder:
         return materialized(kept[0]) if node in self.written and kept[0] is not None else kept[0]
 
     def _call(self, node: fx.Node) -> Any:
+        if self.rows.serves(node):
+            return self.rows.call(node)
         lowering = aten_functions.get(node.target)
         assert lowering is not None, f"{node.target} entered a region without a lowering"
+        self.reads_written = self.transposed_reads.get(node, set())
         if self._keeps_channels_last(node):
             return self._call_channels_last(node, lowering.function)
         return lowering.function(*self._arguments(node), **map_nodes(dict(node.kwargs), self._argument))
@@ -196,6 +211,13 @@ class _Builder:
             raise ValueError(f"with channels last, its result {problem}")
         return channels_first(result)
 
+    def _written(self, node: fx.Node) -> Any:
+        """The value of a node, a transpose as it is best read by a kernel of its own."""
+        if node not in self.transposed and node.target in PERMUTES and node in self.region.nodes:
+            written = written_transpose(self.env[node.args[0]], order_of_permute(node))
+            self.transposed[node] = self.env[node] if written is None else written
+        return self.transposed.get(node, self.env[node])
+
     def _call_chain(self, chain: Chain) -> TensorValue:
         norm = None
         if chain.norm is not None:
@@ -217,7 +239,7 @@ class _Builder:
         if isinstance(value, torch.SymFloat):
             expr = expr_of(value)
             return float(expr) if expr.is_number else self.scalars[expr]
-        return self.env[node]
+        return self._written(node) if node in self.reads_written else self.env[node]
 
     def _refuse_second_broadcasts(self, node: fx.Node, results: list[Any]) -> None:
         """Have the node's sizes specialised if its lowering does what MAX gets wrong for symbolic ones."""
@@ -247,6 +269,9 @@ class _Builder:
     def _promise(self, value: torch.Tensor) -> Promise:
         shape = tuple(self.region.dims.dim(e) for e in sizes_of(value))
         return Promise(max_dtype(value.dtype), shape, device_ref(value.device))
+
+    def _shape_of(self, node: fx.Node) -> list[Dim]:
+        return [self.region.dims.dim(e) for e in sizes_of(value_of(node))]
 
     def _check(self, node: fx.Node, index: int, value: Any, promised: Promise | None) -> TensorValue | None:
         """The value, with its dims spelled as promised; an error where it cannot be what torch promises."""

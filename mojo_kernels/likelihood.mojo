@@ -1,0 +1,79 @@
+"""Log-probabilities of chosen classes, from rows of logits that are read once, on a GPU."""
+
+import extensibility
+from extensibility import InputTensor, OutputTensor
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
+from max.gpu.host import DeviceContext
+from std.math import ceildiv, log
+from std.sys import align_of
+from std.utils.static_tuple import StaticTuple
+
+from .rows import Exponentials, Results, Values, across, exponentials
+
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
+def choose_log_probability[
+    T: DType, R: DType, width: Int, lanes: Int, threads: Int
+](
+    result: MutPointer[Scalar[R], MutAnyOrigin],
+    x: ImmPointer[Scalar[T], ImmutAnyOrigin],
+    chosen: ImmPointer[Int64, ImmutAnyOrigin],
+    rows: Int32,
+    columns_: Int32,
+):
+    """`x[row, chosen[row]] - log(sum(exp(x[row])))` for `threads / lanes` rows a block, a vector of `width` at a time."""
+    var columns = Int(columns_)
+    var row = Int(block_idx.x) * (threads // lanes) + Int(thread_idx.x) // lanes
+    var is_inside = row < Int(rows)
+    var start = min(row, Int(rows) - 1) * columns
+    var mine = exponentials[T, width, lanes](x.unsafe_offset(start), Int(thread_idx.x) % lanes * width, columns)
+    var all = across[Exponentials, lanes, threads](mine)
+    if is_inside and Int(thread_idx.x) % lanes == 0:
+        var place = Int(chosen[unsafe_offset=row])
+        var logit = Float32(0)
+        if place >= 0 and place < columns:
+            logit = x[unsafe_offset=start + place].cast[DType.float32]()
+        result[unsafe_offset=row] = (logit - all[0] - log(all[1])).cast[R]()
+
+
+@extensibility.register("tmb_chosen_log_probability")
+struct ChosenLogProbability[width: Int, lanes: Int]:
+    """`log_softmax(x)[row, chosen[row]]` for each row of `x` [rows, classes], on a GPU."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[rank=1, ...],
+        x: InputTensor[rank=2, ...],
+        chosen: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target != "cpu", "tmb_chosen_log_probability runs on GPUs"
+        comptime T = x.dtype
+        var rows = x.dim_size(0)
+        var columns = x.dim_size(1)
+        if rows == 0:
+            return
+        comptime threads = max(Self.lanes, 128)
+        var are_aligned = columns % Self.width == 0 and Int(x.unsafe_ptr()) % align_of[SIMD[T, Self.width]]() == 0
+        if are_aligned:
+            ctx.enqueue_function[choose_log_probability[T, result.dtype, Self.width, Self.lanes, threads]](
+                result.unsafe_ptr(),
+                x.unsafe_ptr().as_imm(),
+                chosen.unsafe_ptr().as_imm(),
+                Int32(rows),
+                Int32(columns),
+                grid_dim=ceildiv(rows, threads // Self.lanes),
+                block_dim=threads,
+            )
+        else:
+            comptime if Self.width > 1:
+                ctx.enqueue_function[choose_log_probability[T, result.dtype, 1, Self.lanes, threads]](
+                    result.unsafe_ptr(),
+                    x.unsafe_ptr().as_imm(),
+                    chosen.unsafe_ptr().as_imm(),
+                    Int32(rows),
+                    Int32(columns),
+                    grid_dim=ceildiv(rows, threads // Self.lanes),
+                    block_dim=threads,
+                )

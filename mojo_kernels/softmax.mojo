@@ -1,0 +1,153 @@
+"""Softmax and log-softmax of the rows of a matrix on a GPU, each row read once and written once.
+
+NaN and infinities come out as torch has them. A row that is too long for registers is read twice.
+"""
+
+import extensibility
+from extensibility import InputTensor, OutputTensor
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
+from max.gpu.host import DeviceContext
+from std.math import ceildiv, exp, log
+from std.memory import unsafe_stack_allocation
+from std.sys import align_of, size_of
+from std.utils.static_tuple import StaticTuple
+
+from .rows import (
+    Exponentials,
+    Largest,
+    Partial,
+    Results,
+    Row,
+    Sum,
+    Values,
+    above_negative_infinity,
+    across,
+    exponentials,
+)
+
+comptime AT_ONCE = 4
+"""Vectors that a thread reads before it needs the first of them, where a row is read twice."""
+
+
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
+def softmax_in_registers[
+    T: DType, R: DType, is_log: Bool, width: Int, vectors: Int, lanes: Int, columns: Int, threads: Int
+](result: Results[R], x: Values[T], rows: Int32):
+    """`threads / lanes` rows a block; each thread keeps `vectors` times `width` elements of one."""
+    comptime Mine = Row[width, vectors, lanes, columns]
+    var row = Int(block_idx.x) * (threads // lanes) + Int(thread_idx.x) // lanes
+    var first = Mine.first()
+    var start = min(row, Int(rows) - 1) * columns
+    var held = unsafe_stack_allocation[vectors, SIMD[T, width]]()
+    comptime for i in range(vectors):
+        held[unsafe_offset=i] = x.unsafe_load[width=width, alignment=align_of[SIMD[T, width]]()](
+            start + Mine.place[i](first)
+        )
+    # What stands in for a vector that this thread lacks is one of the row: it changes no maximum.
+    var most = held[unsafe_offset=0].cast[DType.float32]()
+    comptime for i in range(1, vectors):
+        most = max(most, held[unsafe_offset=i].cast[DType.float32]())
+    var largest = across[Largest, lanes, threads](Partial(most.reduce_max(), 0, 0, 0))[0]
+    var powers = unsafe_stack_allocation[vectors, SIMD[DType.float32, width]]()
+    var sums = SIMD[DType.float32, width](0)
+    comptime for i in range(vectors):
+        powers[unsafe_offset=i] = exp(held[unsafe_offset=i].cast[DType.float32]() - largest)
+        if Mine.has[i](first):
+            sums += powers[unsafe_offset=i]
+    var total = across[Sum, lanes, threads](Partial(sums.reduce_add(), 0, 0, 0))[0]
+    if row >= Int(rows):
+        return
+    var factor = 1 / total
+    var shift = log(total)
+    comptime for i in range(vectors):
+        if Mine.has[i](first):
+            var y: SIMD[DType.float32, width]
+            comptime if is_log:
+                y = held[unsafe_offset=i].cast[DType.float32]() - largest - shift
+            else:
+                y = powers[unsafe_offset=i] * factor
+            result.unsafe_store[alignment=align_of[SIMD[R, width]]()](start + Mine.place[i](first), y.cast[R]())
+
+
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
+def softmax_in_passes[
+    T: DType, R: DType, is_log: Bool, width: Int, threads: Int
+](result: Results[R], x: Values[T], columns_: Int32):
+    """A row a block, of any length: read once for the sum, and once more."""
+    comptime step = threads * width
+    var columns = Int(columns_)
+    var start = Int(block_idx.x) * columns
+    var first = Int(thread_idx.x) * width
+    var mine = exponentials[T, width, threads](x.unsafe_offset(start), first, columns)
+    var all = across[Exponentials, threads, threads](mine)
+    # Of a row of -inf alone all is NaN, as exp(-inf - -inf) is.
+    var largest = all[0]
+    var factor = 1 / all[1]
+    var shift = log(all[1])
+    for group in range(first, columns, AT_ONCE * step):
+        var held = unsafe_stack_allocation[AT_ONCE, SIMD[T, width]]()
+        comptime for i in range(AT_ONCE):
+            held[unsafe_offset=i] = x.unsafe_load[width=width, alignment=align_of[SIMD[T, width]]()](
+                start + min(group + i * step, columns - width)
+            )
+        comptime for i in range(AT_ONCE):
+            if group + i * step < columns:
+                var y = held[unsafe_offset=i].cast[DType.float32]() - largest
+                comptime if is_log:
+                    y -= shift
+                else:
+                    y = exp(y) * factor
+                result.unsafe_store[alignment=align_of[SIMD[R, width]]()](start + group + i * step, y.cast[R]())
+
+
+@extensibility.register("tmb_softmax")
+struct Softmax[is_log: Bool, width: Int, vectors: Int, lanes: Int, columns: Int]:
+    """The softmax, or its logarithm, along the rows of `x` [rows, columns]; computed in float32.
+
+    `width`, `vectors` and `lanes` say how a row is spread over threads; `vectors` is 0 if a row does not fit into
+    registers.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](result: OutputTensor[rank=2, ...], x: InputTensor[rank=2, ...], ctx: DeviceContext,) raises:
+        comptime assert target != "cpu", "tmb_softmax runs on GPUs"
+        comptime T = x.dtype
+        comptime R = result.dtype
+        var rows = x.dim_size(0)
+        if rows == 0:
+            return
+        var source = x.unsafe_ptr().as_imm()
+        var destination = result.unsafe_ptr()
+        var are_aligned = True
+        comptime if Self.width > 1:
+            are_aligned = (
+                Int(source) % (Self.width * size_of[T]()) == 0
+                and Int(destination) % min(Self.width * size_of[R](), 16) == 0
+            )
+        comptime if Self.vectors > 0:
+            if are_aligned:
+                comptime threads = max(Self.lanes, 128)
+                ctx.enqueue_function[
+                    softmax_in_registers[
+                        T, R, Self.is_log, Self.width, Self.vectors, Self.lanes, Self.columns, threads
+                    ]
+                ](
+                    destination,
+                    source,
+                    Int32(rows),
+                    grid_dim=ceildiv(rows, threads // Self.lanes),
+                    block_dim=threads,
+                )
+                return
+        else:
+            if are_aligned:
+                ctx.enqueue_function[softmax_in_passes[T, R, Self.is_log, Self.width, 1024]](
+                    destination, source, Int32(Self.columns), grid_dim=rows, block_dim=1024
+                )
+                return
+        comptime if Self.width > 1:
+            ctx.enqueue_function[softmax_in_passes[T, R, Self.is_log, 1, 1024]](
+                destination, source, Int32(Self.columns), grid_dim=rows, block_dim=1024
+            )

@@ -1,0 +1,168 @@
+"""Norms, likelihoods and transposes on a GPU, over sizes that take every path of their kernels, against float64.
+
+A row is kept by 32 to 1024 threads in 1 to 8 vectors each, or read twice; accesses are as wide as a row's length
+allows, and one element wide where a tensor starts between multiples of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cases import ints, randn
+from tests.gpu.checks import Call, check_calls
+
+pytestmark = pytest.mark.gpu
+
+F = torch.nn.functional
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+INF, NAN = torch.inf, torch.nan
+SPECIAL = [
+    [0.0, 1.0, 2.0],
+    [-INF, 0.0, 1.0],
+    [-INF, -INF, -INF],
+    [INF, 0.0, 1.0],
+    [NAN, 0.0, 1.0],
+    [INF, INF, -INF],
+    [1e30, 1e30, 1e30],
+]
+LENGTHS = [1, 5, 24, 256, 1000, 1026, 4096, 8191, 8192, 20000, 32768, 50257, 131072]
+
+
+def unaligned(rows: int, columns: int, dtype: torch.dtype) -> Callable[[torch.Generator], torch.Tensor]:
+    """A contiguous matrix that starts one element after a multiple of 16 bytes."""
+
+    def make(generator: torch.Generator) -> torch.Tensor:
+        memory = torch.randn(rows * columns + 8, generator=generator).to(dtype)
+        return memory[1 : 1 + rows * columns].view(rows, columns)
+
+    return make
+
+
+def layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+    return torch.ops.aten.native_layer_norm(x, w.shape, w, b, 1e-5)
+
+
+def rms_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+    return F.rms_norm(x, w.shape, w, 1e-6), F.rms_norm(x + b, w.shape)
+
+
+def written_rms_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+    wide = x if x.dtype == torch.float64 else x.float()
+    return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def norms_of_sums(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+    y = x + x.flip(0)
+    return F.layer_norm(y, w.shape, w, b), y
+
+
+NORMS = [layer_norm, rms_norm, written_rms_norm, norms_of_sums]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_norms_of_all_lengths(dtype: torch.dtype) -> None:
+    shapes = [(7, n) for n in LENGTHS] + [(130, 64), (0, 64)]
+    calls = []
+    for i, (rows, n) in enumerate(shapes):
+        function = NORMS[i % len(NORMS)]
+        vectors = [randn(n, dtype=dtype), randn(n, dtype=dtype)]
+        calls.append(Call(f"{function.__name__} {rows}x{n}", function, (randn(rows, n, dtype=dtype), *vectors)))
+    check_calls(calls)
+
+
+def test_norms_of_every_kind() -> None:
+    calls = []
+    for function in NORMS:
+        for x in (randn(3, 5, 768, dtype=BF16), unaligned(9, 768, BF16)):
+            inputs = (x, randn(768, dtype=BF16), randn(768, dtype=BF16))
+            calls.append(Call(f"{function.__name__} {len(calls)}", function, inputs))
+    vectors = (randn(768), randn(768))
+    calls.append(Call("f32 weights", layer_norm, (randn(5, 768, dtype=BF16), *vectors)))
+    calls.append(Call("far from 0", layer_norm, (lambda g: torch.randn(5, 768, generator=g) + 1e4, *vectors)))
+    calls.append(Call("rows", layer_norm, (randn(9, 768), *vectors), dynamic=True))
+    check_calls(calls)
+
+
+def softmaxes(x: torch.Tensor) -> Any:
+    return x.softmax(-1), x.log_softmax(-1)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_softmaxes(dtype: torch.dtype) -> None:
+    calls = [Call(f"{n}", softmaxes, (randn(7, n, dtype=dtype, scale=3.0),)) for n in LENGTHS]
+    calls.append(Call("unaligned", softmaxes, (unaligned(9, 768, dtype),)))
+    calls.append(Call("rows", softmaxes, (randn(2, 3, 40, dtype=dtype),), dynamic=True))
+    check_calls(calls)
+
+
+def test_softmaxes_of_special_rows() -> None:
+    x = torch.tensor(SPECIAL)
+    check_calls([Call(f"{k}", softmaxes, (x.repeat(1, k),)) for k in (1, 40, 20000)])
+
+
+def loss(x: torch.Tensor, t: torch.Tensor) -> Any:
+    return F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="none", ignore_index=0)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_likelihoods(dtype: torch.dtype) -> None:
+    calls = [
+        Call(f"{n} classes", loss, (randn(7, n, dtype=dtype, scale=3.0), ints(7, low=0, high=n))) for n in LENGTHS[1:]
+    ]
+    calls.append(Call("unaligned", loss, (unaligned(9, 768, dtype), ints(9, low=0, high=768))))
+    check_calls(calls)
+
+
+def test_likelihoods_of_special_logits() -> None:
+    x = torch.tensor(SPECIAL)
+    calls = [
+        Call(f"class {c}", loss, (torch.cat([x, x], 1).repeat(1, k), torch.full((7,), c)))
+        for c in (0, 1, 2)
+        for k in (1, 40)
+    ]
+    check_calls(calls)
+
+
+def transposes(x: torch.Tensor) -> Any:
+    """``x`` is [batch, rows, columns]."""
+    return (
+        x.transpose(1, 2).contiguous(),
+        x.permute(1, 2, 0).contiguous(),
+        x.flatten(0, 1).t().contiguous(),
+        torch.cat([x.transpose(1, 2), x.transpose(1, 2)], 0),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, BF16, F32, torch.float64, torch.int64])
+def test_transposes(dtype: torch.dtype) -> None:
+    shapes = [
+        (1, 8, 8),
+        (3, 64, 128),
+        (2, 65, 129),
+        (5, 1000, 24),
+        (2, 24, 1000),
+        (1, 4096, 512),
+        (9, 33, 31),
+        (0, 16, 16),
+    ]
+
+    def made(shape: tuple[int, ...]) -> Callable[[torch.Generator], torch.Tensor]:
+        return lambda g: torch.randint(0, 2 if dtype == torch.bool else 100, shape, generator=g).to(dtype)
+
+    calls = [Call(f"{shape}", transposes, (made(shape),)) for shape in shapes]
+    calls.append(Call("unaligned", transposes, (lambda g: made((2 * 64 * 48 + 1,))(g)[1:].view(2, 64, 48),)))
+    calls.append(Call("dynamic", transposes, (made((3, 70, 90)),), dynamic=True))
+    check_calls(calls)
+
+
+def test_images_in_both_orders() -> None:
+    def orders(x: torch.Tensor) -> Any:
+        return x.to(memory_format=torch.channels_last), x.permute(0, 2, 3, 1).contiguous(), x.relu()
+
+    image = torch.randn(3, 32, 13, 14)
+    last = image.to(memory_format=torch.channels_last)
+    check_calls([Call("first", orders, (image,)), Call("last", orders, (last,))])

@@ -1,0 +1,120 @@
+"""Norms and likelihoods of rows on a GPU, by kernels that read every row once.
+
+A row belongs to some of a block's threads. How many, and how much of it each of them keeps, is decided here.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from max.dtype import DType
+from max.graph import TensorValue
+
+from torch_max_backend.aten_functions.common import mojo_op, static
+
+_FLOATS = (DType.bfloat16, DType.float16, DType.float32)
+_VECTOR, _KEPT, _MOST_KEPT = 16, 32, 128
+"""Bytes of an access, and of a row that a thread keeps: as a rule, and where a row has 1024 threads."""
+_FEWEST, _MOST = 32, 1024
+"""Threads of a row."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a row is spread over ``lanes`` threads, each with ``vectors`` times ``width`` elements.
+
+    ``vectors`` is 0 where a row is too long to be kept.
+    """
+
+    width: int
+    vectors: int
+    lanes: int
+
+
+def spread(columns: int, dtype: DType) -> Spread:
+    """The spread of a row of ``columns`` elements."""
+    size = dtype.size_in_bytes
+    width = _VECTOR // size
+    while columns % width:
+        width //= 2
+    units = -(-columns // width)
+    lanes = _FEWEST
+    while lanes < _MOST and -(-units // lanes) * width * size > _KEPT:
+        lanes *= 2
+    vectors = -(-units // lanes)
+    return Spread(width, vectors if vectors * width * size <= _MOST_KEPT else 0, lanes)
+
+
+def serves(x: TensorValue) -> bool:
+    """Whether the kernels take the rows of ``x`` [rows, columns]: on a GPU, of a known length, in up to 32 bits."""
+    return x.device.is_gpu() and x.dtype in _FLOATS and bool(static(x.shape[1]))
+
+
+@dataclass(frozen=True)
+class Normed:
+    """``y`` and ``total`` (what was normalized) [rows, columns]; ``mean`` and ``rstd`` [rows], in float32."""
+
+    y: TensorValue
+    total: TensorValue
+    mean: TensorValue
+    rstd: TensorValue
+
+
+def row_norm(
+    x: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    eps: float,
+    is_centred: bool,
+    addend: TensorValue | None = None,
+    is_rounded: bool = False,
+) -> Normed:
+    """The layer norm of the rows of ``x`` [rows, columns], or their RMS norm if it is not centred.
+
+    Args:
+        addend: Added to ``x`` first. That sum is rounded to the dtype.
+        is_rounded: Round the normalized rows before they are multiplied by ``weight``.
+    """
+    columns = static(x.shape[1])
+    assert columns is not None, "the kernel is chosen by the length of a row"
+    how = spread(columns, x.dtype)
+    parameters = {
+        "is_centred": is_centred,
+        "is_scaled": weight is not None,
+        "is_shifted": bias is not None,
+        "is_rounded": is_rounded,
+        "epsilon": struct.unpack("<I", struct.pack("<f", eps))[0],
+        "width": how.width,
+        "vectors": how.vectors,
+        "lanes": how.lanes,
+        "columns": columns,
+    }
+    scale, shift = weight if weight is not None else x, bias if bias is not None else x
+    rows, numbers = (x.dtype, x.shape), (DType.float32, x.shape[:1])
+    if addend is None:
+        y, mean, rstd = mojo_op("tmb_norm", [x, scale, shift], [rows, numbers, numbers], parameters)
+        return Normed(y, x, mean, rstd)
+    outputs = [rows, rows, numbers, numbers]
+    y, total, mean, rstd = mojo_op("tmb_add_norm", [x, addend, scale, shift], outputs, parameters)
+    return Normed(y, total, mean, rstd)
+
+
+def chosen_log_probability(x: TensorValue, chosen: TensorValue) -> TensorValue:
+    """``log_softmax(x)[row, chosen[row]]`` for ``x`` [rows, classes] and ``chosen`` [rows], in float32."""
+    columns = static(x.shape[1])
+    assert columns is not None, "the kernel is chosen by the length of a row"
+    lanes = _FEWEST
+    while lanes < 256 and lanes * 64 < columns:
+        lanes *= 2
+    parameters = {"width": spread(columns, x.dtype).width, "lanes": lanes if columns <= 2**16 else 512}
+    return mojo_op("tmb_chosen_log_probability", [x, chosen], [(DType.float32, x.shape[:1])], parameters)[0]
+
+
+def row_softmax(x: TensorValue, out: DType, is_log: bool) -> TensorValue:
+    """The softmax of the rows of ``x`` [rows, columns], or its logarithm, in dtype ``out``."""
+    columns = static(x.shape[1])
+    assert columns is not None, "the kernel is chosen by the length of a row"
+    how = spread(columns, x.dtype)
+    parameters = {"is_log": is_log, "width": how.width, "vectors": how.vectors, "lanes": how.lanes, "columns": columns}
+    return mojo_op("tmb_softmax", [x], [(out, x.shape)], parameters)[0]

@@ -1,0 +1,238 @@
+"""Chains of nodes that one kernel of rows computes on a GPU: norms, and likelihoods without log-probabilities.
+
+MAX would compute an RMS norm that is written out in a model, or a log-softmax of which one class a row is read, with
+kernels that read and write every row several times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_max_backend.compiler.fusion import is_own, tensor_of
+from torch_max_backend.graph.region import Region
+from torch_max_backend.graph.tensors import sizes_of, value_of
+
+aten = torch.ops.aten
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+OnGpu = Callable[[torch.device], bool]
+
+
+@dataclass(frozen=True)
+class NormChain:
+    """``x * rsqrt(mean(x * x) + eps) * weight`` written out, along the last dimension.
+
+    ``inside`` are its nodes but the last, which gives the result. ``is_rounded`` tells that the normalized rows are
+    rounded to the dtype of ``source`` before the weight is applied.
+    """
+
+    inside: tuple[fx.Node, ...]
+    last: fx.Node
+    source: fx.Node
+    weight: fx.Node | None
+    eps: float
+    is_rounded: bool
+
+
+@dataclass(frozen=True)
+class AddedNorm:
+    """A norm of a sum: one kernel gives both, where the sum is."""
+
+    add: fx.Node
+    norm: fx.Node
+    """``native_layer_norm`` or ``_fused_rms_norm``, or the last node of ``chain``."""
+    chain: NormChain | None = None
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """``nll_loss_forward(log_softmax(x))`` of a matrix, nothing else reading the log-probabilities.
+
+    ``source`` has the elements of the matrix, perhaps in another shape and in a shorter dtype.
+    """
+
+    inside: tuple[fx.Node, ...]
+    last: fx.Node
+    source: fx.Node
+
+
+class _Reader:
+    """A region with what is read outside of it."""
+
+    def __init__(self, region: Region, on_gpu: OnGpu) -> None:
+        self.region, self.on_gpu = region, on_gpu
+        self.order = {node: i for i, node in enumerate(region.nodes)}
+        self.outside = {p.node for p in region.outputs} | {source for _, source in region.stores}
+
+    def only_user(self, node: fx.Node) -> fx.Node | None:
+        """The one node of the region that reads ``node``, if there is no other reader."""
+        if node in self.outside or len(node.users) != 1:
+            return None
+        (user,) = node.users
+        return user if user in self.order and is_own(user) else None
+
+    def serves(self, node: fx.Node) -> bool:
+        """Whether the kernels take the rows of this tensor."""
+        value = value_of(node)
+        return (
+            isinstance(value, torch.Tensor)
+            and self.on_gpu(value.device)
+            and value.dtype in FLOATS
+            and value.dim() > 0
+            and isinstance(value.shape[-1], int)
+            and value.shape[-1] > 0
+        )
+
+
+# -- norms -----------------------------------------------------------------------------------------------------------
+def norm_chains(region: Region, on_gpu: OnGpu) -> list[NormChain]:
+    """All RMS norms that are written out."""
+    reader = _Reader(region, on_gpu)
+    found = (_norm_chain(reader, node) for node in region.nodes if node.target is aten.rsqrt.default)
+    return [chain for chain in found if chain is not None]
+
+
+def _norm_chain(reader: _Reader, rsqrt: fx.Node) -> NormChain | None:
+    """The chain around ``rsqrt``, read backwards to its source and forwards to its result."""
+    plus = rsqrt.args[0]
+    if not _is(reader, plus, aten.add.Tensor, aten.add.Scalar) or plus.kwargs or not isinstance(plus.args[1], float):
+        return None
+    mean = plus.args[0]
+    if not _is(reader, mean, aten.mean.dim) or mean.kwargs or len(mean.args) != 3 or mean.args[2] is not True:
+        return None
+    square = mean.args[0]
+    if not _is(reader, square, aten.pow.Tensor_Scalar, aten.mul.Tensor):
+        return None
+    wide = square.args[0]
+    rank = tensor_of(square).dim()
+    is_square = square.args[1] in (2, 2.0) if square.target is aten.pow.Tensor_Scalar else square.args[1] is wide
+    if not is_square or [d % rank for d in mean.args[1]] != [rank - 1] or not reader.serves(wide):
+        return None
+    normal = reader.only_user(rsqrt)
+    if tensor_of(wide).dtype != torch.float32 or normal is None or not _multiplies(normal, wide, rsqrt):
+        return None
+    source = _narrow(wide)
+    inside = [square, mean, plus, rsqrt]
+    if source is not wide and wide in reader.order and set(wide.users) == {square, normal}:
+        inside += [] if wide in reader.outside else [wide]
+    return _scaled(reader, NormChain(tuple(inside), normal, source, None, plus.args[1], is_rounded=False))
+
+
+def _is(reader: _Reader, node: Any, *targets: Any) -> bool:
+    """Whether the node is one of these ops, in the region and read once."""
+    return isinstance(node, fx.Node) and node.target in targets and reader.only_user(node) is not None
+
+
+def _multiplies(node: fx.Node, a: fx.Node, b: fx.Node) -> bool:
+    return node.target is aten.mul.Tensor and set(node.args) == {a, b}
+
+
+def _narrow(node: fx.Node) -> fx.Node:
+    """What ``node`` was converted to float32 from, if it was a 16-bit float."""
+    if node.target is not aten._to_copy.default or set(node.kwargs) - {"dtype", "layout", "device"}:
+        return node
+    source = node.args[0]
+    value, wide = tensor_of(source), tensor_of(node)
+    is_same = wide.dtype == torch.float32 and value.device == wide.device
+    return source if is_same and value.dtype in (torch.bfloat16, torch.float16) else node
+
+
+def _scaled(reader: _Reader, chain: NormChain) -> NormChain | None:
+    """The chain with the weight and the conversion back, in either order; it must end in the dtype of its source."""
+    dtype = tensor_of(chain.source).dtype
+    rounded = tensor_of(chain.last).dtype == dtype
+    while True:
+        user = reader.only_user(chain.last)
+        if user is None:
+            break
+        grown = (*chain.inside, chain.last)
+        is_back = user.target is aten._to_copy.default and user.kwargs.get("dtype") == dtype
+        if is_back and not rounded and tensor_of(user).device == tensor_of(chain.last).device:
+            rounded = True
+            chain = NormChain(grown, user, chain.source, chain.weight, chain.eps, chain.is_rounded)
+            continue
+        weight = _weight(user, chain) if chain.weight is None else None
+        if weight is None or (rounded and tensor_of(user).dtype != dtype):
+            break
+        is_rounded = rounded and dtype != torch.float32
+        chain = NormChain(grown, user, chain.source, weight, chain.eps, is_rounded)
+    return chain if rounded and tensor_of(chain.last).dtype == dtype else None
+
+
+def _weight(node: fx.Node, chain: NormChain) -> fx.Node | None:
+    """What the normalized rows are multiplied by, if that is one number a column."""
+    if node.target is not aten.mul.Tensor or node.kwargs or set(map(type, node.args)) != {fx.Node}:
+        return None
+    other = next((a for a in node.args if a is not chain.last), None)
+    value, product = None if other is None else value_of(other), tensor_of(node)
+    if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.device != product.device:
+        return None
+    return other if sizes_of(value) == sizes_of(product)[-1:] else None
+
+
+def added_norms(region: Region, chains: list[NormChain], on_gpu: OnGpu) -> list[AddedNorm]:
+    """Norms of a sum of two tensors of one shape, all but sums of a product, which MAX adds to as it writes it."""
+    reader = _Reader(region, on_gpu)
+    found: dict[fx.Node, AddedNorm] = {}
+    norms: list[tuple[fx.Node, fx.Node, list[Any], NormChain | None]] = [
+        (c.source, c.last, [c.weight], c) for c in chains
+    ]
+    for node in region.nodes:
+        is_norm = node.target in (aten.native_layer_norm.default, aten._fused_rms_norm.default) and is_own(node)
+        if is_norm and len(node.args[1]) == 1:
+            norms.append((node.args[0], node, list(node.args[2:-1]), None))
+    for source, norm, others, chain in norms:
+        ready = all(
+            n not in reader.order or reader.order[n] < reader.order.get(source, -1) for n in others if n is not None
+        )
+        if source not in found and ready and _is_sum(reader, source):
+            found[source] = AddedNorm(source, norm, chain)
+    return list(found.values())
+
+
+def _is_sum(reader: _Reader, node: fx.Node) -> bool:
+    if node not in reader.order or node.target is not aten.add.Tensor or node.kwargs or not reader.serves(node):
+        return False
+    mine = tensor_of(node)
+    for operand in node.args:
+        value = value_of(operand) if isinstance(operand, fx.Node) else None
+        if not isinstance(value, torch.Tensor) or (value.dtype, value.device) != (mine.dtype, mine.device):
+            return False
+        if sizes_of(value) != sizes_of(mine) or _is_product(operand):
+            return False
+    return is_own(node)
+
+
+def _is_product(node: fx.Node) -> bool:
+    while node.target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
+        node = node.args[0]
+    return node.target in (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+
+
+# -- likelihoods -----------------------------------------------------------------------------------------------------
+def likelihoods(region: Region, on_gpu: OnGpu) -> list[Likelihood]:
+    """All losses whose log-probabilities nobody else reads."""
+    reader = _Reader(region, on_gpu)
+    found = []
+    for node in region.nodes:
+        loss = reader.only_user(node) if node.target is aten._log_softmax.default and is_own(node) else None
+        if loss is None or loss.target is not aten.nll_loss_forward.default or loss.args[0] is not node:
+            continue
+        x, dim = node.args[0], node.args[1]
+        if tensor_of(x).dim() != 2 or dim % 2 != 1 or not reader.serves(x):
+            continue
+        inside, source = [node], x
+        while source in reader.order and reader.only_user(source) is not None:
+            before = _narrow(source)
+            if source.target in (aten.view.default, aten._unsafe_view.default):
+                before = source.args[0]
+            if before is source:
+                break
+            inside.append(source)
+            source = before
+        found.append(Likelihood(tuple(inside), loss, source))
+    return found
