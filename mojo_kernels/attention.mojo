@@ -24,6 +24,18 @@ from std.collections import OptionalReg
 from std.math import ceildiv
 
 
+def config_of[T: DType, heads: Int, size: Int, is_hopper: Bool]() -> MHAConfig[T]:
+    """The tiles of a kernel.
+
+    MAX takes 64 keys at a time for heads of 64. On an H200, 128 keys took 0.89 of that time for 1024 of them and 0.80
+    for 4096.
+    """
+    comptime if is_hopper and size == 64:
+        return MHAConfig[T](heads, size, num_keys_per_block=128, num_pipeline_stages=2)
+    else:
+        return MHAConfig[T](heads, size)
+
+
 @extensibility.register("tmb_flash_attention")
 struct FlashAttention[is_causal: Bool]:
     """Attention of every query to all keys, or to those up to its own position counted from the end of the keys."""
@@ -43,10 +55,12 @@ struct FlashAttention[is_causal: Bool]:
         var q = query.to_tile_tensor[DType.int64]()
         var k = key.to_tile_tensor[DType.int64]()
         var v = value.to_tile_tensor[DType.int64]()
+        comptime is_hopper = ctx.default_device_info == H100
+        comptime config = config_of[result.dtype, type_of(q).static_shape[2], type_of(q).static_shape[3], is_hopper]()
         comptime if Self.is_causal:
-            flash_attention(out, q, k, v, CausalMask(), scale, ctx)
+            flash_attention[config=config](out, q, k, v, CausalMask(), scale, ctx)
         else:
-            flash_attention(out, q, k, v, NullMask(), scale, ctx)
+            flash_attention[config=config](out, q, k, v, NullMask(), scale, ctx)
 
 
 @extensibility.register("tmb_biased_attention")
@@ -83,7 +97,9 @@ struct BiasedAttention:
                 Coord(query.dim_size(0), query.dim_size(2), query.dim_size(1), keys), Coord(item, head, row, Idx[1])
             ),
         )
-        flash_attention(out, q, k, v, MaterializedMask(spread.as_imm()), scale, ctx)
+        comptime is_hopper = ctx.default_device_info == H100
+        comptime config = config_of[result.dtype, type_of(q).static_shape[2], type_of(q).static_shape[3], is_hopper]()
+        flash_attention[config=config](out, q, k, v, MaterializedMask(spread.as_imm()), scale, ctx)
 
 
 # -- slices of larger tensors ------------------------------------------------------------------------------------------
@@ -134,7 +150,7 @@ struct SlicedAttention[is_causal: Bool, groups: Int, query_at: Int, key_at: Int,
         comptime if ctx.default_device_info == H100:
             # The kernel reads blocks of (rows, heads, columns) through descriptors, and never asks for a head that is
             # not there. So a tensor of more heads that begins at the first one wanted will do.
-            comptime config = MHAConfig[result.dtype](heads, size)
+            comptime config = config_of[result.dtype, heads, size, True]()
             comptime swizzle = TensorMapSwizzle.SWIZZLE_128B
             var of_queries = TileTensorMHAOperand(q_heads)
             var of_keys = TileTensorMHAOperand(k_heads)
