@@ -245,16 +245,7 @@ def test_symbolic_lengths() -> None:
     )
 
 
-def test_nothing_is_stored() -> None:
-    """Attention to many keys fits where its scores, 32 GiB of them, would not be welcome."""
-    q = (1, 16, 32768, 64)
-    function = call("causal", q, is_causal=True)
-    compiled, inputs = function.compiled(), function.make()
-    with torch.no_grad():
-        compiled(*inputs)
-        torch.cuda.synchronize()
-        before = torch.cuda.mem_get_info()[0]
-        torch.cuda.reset_peak_memory_stats()
-        result = compiled(*inputs)
-        torch.cuda.synchronize()
-    assert before - torch.cuda.mem_get_info()[0] < 4 * result.nbytes + (1 << 30)
+def test_many_long_rows() -> None:
+    """Torch's kernel is the faster one for these, and runs them by design: they are no islands."""
+    q = (1, 16, 4096, 128)
+    check_calls([call("full", q), call("causal", q, is_causal=True)])
