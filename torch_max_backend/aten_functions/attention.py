@@ -1,7 +1,8 @@
 """Scaled dot product attention: torch's fused ops for CPUs and GPUs, forward and backward.
 
 Inputs are ``query [B, H, S, E]``, ``key [B, G, T, E]`` and ``value [B, G, T, F]``, where ``G`` divides ``H``: a group
-of query heads shares one key head. All of it is computed in float32 for 16-bit floats and rounded once.
+of query heads shares one key head. All of it is computed in float32 for 16-bit floats and rounded once, except by the
+kernels of `flash.py`, which 16-bit attention on a GPU uses.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import Operand, accumulator
+from torch_max_backend.aten_functions.flash import faster_in_torch, flash, suits_flash
 from torch_max_backend.aten_functions.matmul import check_product, product, wide_product
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.errors import Unsupported
@@ -172,6 +174,8 @@ def _attention(
             full(0, [*query.shape[:3], value.shape[3]], query.dtype, query.device),
             full(0, query.shape[:3], wide, query.device),
         )
+    if not is_used(1) and suits_flash(query, key, value, mask, is_causal):
+        return flash(query, key, value, mask, is_causal, scale), None
     biases = _biases(mask, is_causal, query, key)
     if not is_used(1) and _suits_flash_cpu(query, key, value, biases):
         out = _flash_cpu(query, key, value, biases[0] if biases else None, scale)
@@ -270,7 +274,11 @@ def _unread(first: int, count: int) -> list[None]:
 # _scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False,
 #   bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q,
 #   Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor rng_state, Tensor unused, Tensor debug_attn_mask)
-@map_to(aten._scaled_dot_product_flash_attention.default, limits="no dropout; only the output and logsumexp are read")
+@map_to(
+    aten._scaled_dot_product_flash_attention.default,
+    limits="no dropout; only the output and logsumexp are read",
+    faster_in_torch=faster_in_torch,
+)
 def _scaled_dot_product_flash_attention(
     query: TensorValue,
     key: TensorValue,
@@ -289,7 +297,11 @@ def _scaled_dot_product_flash_attention(
 # _scaled_dot_product_efficient_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_bias,
 #   bool compute_log_sumexp, float dropout_p=0., bool is_causal=False, *, float? scale=None)
 #   -> (Tensor output, Tensor log_sumexp, Tensor philox_seed, Tensor philox_offset)
-@map_to(aten._scaled_dot_product_efficient_attention.default, limits="no dropout; only the output is read")
+@map_to(
+    aten._scaled_dot_product_efficient_attention.default,
+    limits="no dropout; only the output is read",
+    faster_in_torch=faster_in_torch,
+)
 def _scaled_dot_product_efficient_attention(
     query: TensorValue,
     key: TensorValue,
@@ -310,7 +322,11 @@ def _scaled_dot_product_efficient_attention(
 #   bool compute_log_sumexp, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *,
 #   float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q,
 #   SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)
-@map_to(aten._scaled_dot_product_cudnn_attention.default, limits="no dropout; only the output is read")
+@map_to(
+    aten._scaled_dot_product_cudnn_attention.default,
+    limits="no dropout; only the output is read",
+    faster_in_torch=faster_in_torch,
+)
 def _scaled_dot_product_cudnn_attention(
     query: TensorValue,
     key: TensorValue,
@@ -332,7 +348,11 @@ def _scaled_dot_product_cudnn_attention(
 #   float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output,
 #   Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor philox_seed,
 #   Tensor philox_offset, Tensor debug_attn_mask)
-@map_to(aten._scaled_dot_product_fused_attention_overrideable.default, limits="no dropout; only the output is read")
+@map_to(
+    aten._scaled_dot_product_fused_attention_overrideable.default,
+    limits="no dropout; only the output is read",
+    faster_in_torch=faster_in_torch,
+)
 def _scaled_dot_product_fused_attention_overrideable(
     query: TensorValue,
     key: TensorValue,
