@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions import vendor_convolution
 from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, numel, permute, reshape, static
-from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
+from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape, settings
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.integer_convolution import convolve_integers
 from torch_max_backend.aten_functions.layout import add_per_channel
@@ -210,7 +209,7 @@ def _check(x: TensorValue, weight: TensorValue) -> None:
         raise Unsupported(f"1 to 3 spatial sizes with a batch, got {x.rank} and {weight.rank} dimensions")
     if x.dtype == DType.bool:
         raise Unsupported("convolutions are of numbers, got torch.bool")
-    if x.device.is_gpu() and x.dtype.is_float() and torch.version.hip is not None:
+    if x.device.is_gpu() and x.dtype.is_float() and settings().gpu == "hip":
         raise Unsupported("on a GPU convolutions are NVIDIA's, and torch's own on others")
 
 
