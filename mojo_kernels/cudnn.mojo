@@ -40,7 +40,8 @@ comptime OF_NUMERICAL_NOTE = 11
 comptime OF_DESCRIPTOR = 15
 
 comptime MOST_CONFIGS = 16
-comptime HEURISTIC_MODES = (3, 2)  # by a model of speed; then whatever works
+comptime MOST_WORKSPACE = 1 << 30
+"""Engines that need more scratch memory are taken only if there is no other."""
 
 comptime NOTE_TENSOR_CORE = 0
 comptime NOTE_DOWN_CONVERTED = 1
@@ -293,7 +294,8 @@ struct Cudnn(Movable):
         self.set(graph, 800, OF_HANDLE, device.handle)
         self.finalize(graph)
         var reason = String("no engine")
-        var modes: List[Int] = [3, 2]
+        var spare: Optional[Plan] = None
+        var modes: List[Int] = [3, 2]  # by a model of their speed; then whatever works
         for mode in modes:
             var heuristic = self.create(HEURISTIC)
             self.set(heuristic, 201, OF_DESCRIPTOR, graph)
@@ -317,9 +319,15 @@ struct Cudnn(Movable):
                     self.finalize(made)
                     var bytes = Scratch(1)
                     _ = self.get(made, 402, OF_INT64, bytes, 1)
-                    return Plan(geometry.key(alignment), made, bytes[0])
+                    var plan = Plan(geometry.key(alignment), made, bytes[0])
+                    if bytes[0] <= MOST_WORKSPACE:
+                        return plan^
+                    if not spare:
+                        spare = plan^
                 except error:
                     reason = String(error)
+        if spare:
+            return spare.take()
         raise Error(String("cuDNN has no way to compute a convolution: ", reason))
 
     def device(mut self, id: Int) raises -> Int:

@@ -65,6 +65,49 @@ struct MaxPool[
         foreach[target=target, simd_width=1](element, indices, ctx)
 
 
+@extensibility.register("tmb_max_pool_last")
+struct MaxPoolLast[
+    kd: Int, kh: Int, kw: Int, sd: Int, sh: Int, sw: Int, pd: Int, ph: Int, pw: Int, dd: Int, dh: Int, dw: Int
+]:
+    """The largest element of every window of images `[N, D, H, W, C]`, NaN where the window has one."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        values: OutputTensor[rank=5, ...],
+        image: InputTensor[dtype=values.dtype, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var depth = image.dim_size(1)
+        var height = image.dim_size(2)
+        var width = image.dim_size(3)
+        var channels = image.dim_size(4)
+        var pixels = image.unsafe_ptr()
+
+        def element[
+            lanes: Int
+        ](at: Coord[...]) {var pixels, var depth, var height, var width, var channels} -> SIMD[values.dtype, lanes]:
+            var d0 = Int(at[1].value()) * Self.sd - Self.pd
+            var h0 = Int(at[2].value()) * Self.sh - Self.ph
+            var w0 = Int(at[3].value()) * Self.sw - Self.pw
+            var first = Int(at[0].value()) * depth * height * width * channels + Int(at[4].value())
+            var best = SIMD[values.dtype, lanes](min_or_neg_inf[values.dtype]())
+            comptime for kd in range(Self.kd):
+                comptime for kh in range(Self.kh):
+                    comptime for kw in range(Self.kw):
+                        var d = d0 + kd * Self.dd
+                        var h = h0 + kh * Self.dh
+                        var w = w0 + kw * Self.dw
+                        if 0 <= d < depth and 0 <= h < height and 0 <= w < width:
+                            var place = first + ((d * height + h) * width + w) * channels
+                            var x = pixels.unsafe_load[width=lanes](place)
+                            best = (x.gt(best) | x.ne(x)).select(x, best)
+            return best
+
+        foreach[target=target](element, values, ctx)
+
+
 @extensibility.register("tmb_max_pool_backward")
 struct MaxPoolBackward[
     kd: Int, kh: Int, kw: Int, sd: Int, sh: Int, sw: Int, pd: Int, ph: Int, pw: Int, dd: Int, dh: Int, dw: Int

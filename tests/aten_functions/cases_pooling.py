@@ -171,6 +171,12 @@ CASES = [
     Case("largest_hard", largest, (HARD,), exact=True),
     Case("largest_bf16", largest, (randn(2, 3, 9, 11, dtype=BF16),), exact=True),
     Case("largest_i64", largest, (ints(2, 3, 9, 11),)),
+    Case(
+        "largest_channels_last",
+        lambda x: F.max_pool2d(x, 3, 2, 1, dilation=2),
+        (HARD.to(memory_format=torch.channels_last),),
+        exact=True,
+    ),
     Case("places_hard", largest_places, (HARD,), exact=True),
     Case("places_f16", largest_places, (randn(2, 3, 9, 11, dtype=F16),), exact=True),
     Case("places_i32", largest_places, (ints(2, 3, 9, 11, dtype=torch.int32),)),

@@ -215,6 +215,12 @@ def _moved(x: TensorValue) -> tuple[TensorValue, tuple[int, ...]] | None:
     return getattr(x, "_moved", None)
 
 
+def in_memory(x: TensorValue) -> TensorValue:
+    """What :func:`permute` made ``x`` from, in its own order; ``x`` itself if it did not."""
+    moved = _moved(x)
+    return x if moved is None else moved[0]
+
+
 def memory_order(x: TensorValue) -> tuple[int, ...]:
     """The order of the dimensions of ``x`` in which :func:`permute` gives what is in memory."""
     moved = _moved(x)
@@ -252,6 +258,9 @@ def materialized(x: TensorValue) -> TensorValue:
     """
     if all(static(d) is not None for d in x.shape):
         return x
+    moved = _moved(x)
+    if moved is not None:
+        return permute(materialized(moved[0]), moved[1])
     if x.dtype == DType.bool:
         return cast(materialized(cast(x, DType.uint8)), DType.bool)
     return ops.squeeze(ops.cumsum(ops.unsqueeze(x, -1), axis=-1), -1)

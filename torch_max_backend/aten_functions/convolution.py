@@ -1,12 +1,14 @@
 """Convolutions.
 
 On a CPU a kernel of this project convolves images and filters as torch lays them out (`mojo_kernels/filters.mojo`):
-MAX's needs both with channels last, and compiles again for every shape. On a GPU MAX convolves channels-last images
-with torch's own filters. Everything here is written for any number of spatial sizes.
+MAX's needs both with channels last, and compiles again for every shape. On a GPU NVIDIA's library does
+(:mod:`~torch_max_backend.aten_functions.vendor_convolution`): MAX's own took 4 to 700 times as long. Everything here is
+written for any number of spatial sizes.
 
-A transposed convolution is a plain one: output ``o`` of stride ``s`` belongs to phase ``o % s``, and every phase is a
-convolution of the small image with every ``s``-th filter tap. All phases are computed at once, as channels, and then
-interleaved. That needs no kernel of its own, knows groups and every output padding, and multiplies no inserted zeros.
+A transposed convolution is a plain one on a CPU: output ``o`` of stride ``s`` belongs to phase ``o % s``, and every
+phase is a convolution of the small image with every ``s``-th filter tap. All phases are computed at once, as channels,
+and then interleaved. That needs no kernel of its own, knows groups and every output padding, and multiplies no inserted
+zeros.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
@@ -28,9 +31,10 @@ from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.integer_convolution import convolve_integers
 from torch_max_backend.aten_functions.layout import add_per_channel
 from torch_max_backend.aten_functions.matmul import product
+from torch_max_backend.aten_functions.reductions import sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.vendor_convolution import Spatial
-from torch_max_backend.aten_functions.windows import cut_axis, pad_axis, spread_axis
+from torch_max_backend.aten_functions.windows import cut_axis, spread_axis
 from torch_max_backend.errors import Unsupported
 
 Ints = Sequence[int]
@@ -170,28 +174,12 @@ def _phase_filters(weight: TensorValue, window: Window, kernel: Ints, taps: Ints
     """``[C, F/g, *K]`` to ``[F * phases, C/g, *taps]``: tap ``m`` of phase ``r`` is ``w[r + s * (taps - 1 - m)]``."""
     stride, groups = window.stride, window.groups
     channels, features = weight.shape[0] // groups, weight.shape[1]
-    if weight.device.is_cpu():
-        more = [1] * (3 - len(stride))
-        filters = reshape(weight, [*weight.shape[:2], *more, *kernel])
-        numbers = ops.constant(np.array([*more, *stride, groups], np.int64), DType.int64, weight.device)
-        shape = [features * (groups * _times(stride)), channels, *more, *taps]
-        (w,) = mojo_op("tmb_phase_filters", [filters, numbers], [(weight.dtype, shape)])
-        return reshape(w, [*shape[:2], *taps])
-    w = reshape(weight, [groups, channels, features, *kernel])
-    w = permute(w, [0, 2, 1, *range(3, w.rank)])
-    w = reshape(w, [groups * features, channels, *kernel])
-    # One axis at a time, since MAX has at most 8 dimensions: [F * phases so far, C/g, *K] gets s times the phases.
-    for i, (count, s, k) in enumerate(zip(taps, stride, kernel, strict=True)):
-        axis = 2 + i
-        w = pad_axis(w, axis, 0, count * s - k)
-        # Turn the taps around within their phase; phases stay in order.
-        pieces = [cut_axis(w, axis, s * m, s) for m in reversed(range(count))]
-        w = ops.concat(pieces, axis=axis) if count > 1 else w
-        shape = list(w.shape)
-        w = reshape(w, [*shape[:axis], count, s, *shape[axis + 1 :]])
-        w = permute(w, [0, axis + 1, *(n for n in range(1, w.rank) if n != axis + 1)])
-        w = reshape(w, [shape[0] * s, *shape[1:axis], count, *shape[axis + 1 :]])
-    return w
+    more = [1] * (3 - len(stride))
+    filters = reshape(weight, [*weight.shape[:2], *more, *kernel])
+    numbers = ops.constant(np.array([*more, *stride, groups], np.int64), DType.int64, weight.device)
+    shape = [features * (groups * _times(stride)), channels, *more, *taps]
+    (w,) = mojo_op("tmb_phase_filters", [filters, numbers], [(weight.dtype, shape)])
+    return reshape(w, [*shape[:2], *taps])
 
 
 def _times(numbers: Ints) -> int:
@@ -222,6 +210,8 @@ def _check(x: TensorValue, weight: TensorValue) -> None:
         raise Unsupported(f"1 to 3 spatial sizes with a batch, got {x.rank} and {weight.rank} dimensions")
     if x.dtype == DType.bool:
         raise Unsupported("convolutions are of numbers, got torch.bool")
+    if x.device.is_gpu() and x.dtype.is_float() and torch.version.hip is not None:
+        raise Unsupported("on a GPU convolutions are NVIDIA's, and torch's own on others")
 
 
 def _is_empty(*values: TensorValue) -> bool:
@@ -328,8 +318,7 @@ def convolution_backward(
         # A transposed convolution is the gradient of the plain one from its output to its input.
         results[1] = _weight_gradient(x, g, w, window) if transposed else _weight_gradient(g, x, w, window)
     if wanted[2]:
-        rows = reshape(permute(g, [1, 0, *range(2, g.rank)]), [g.shape[1], g.shape[0] * numel(g.shape[2:])])
-        results[2] = reshape(sum_along(cast(rows, accumulator(rows.dtype)), axis=1), [g.shape[1]])
+        results[2] = reshape(sum_axes(g, [0, *range(2, g.rank)]), [g.shape[1]])
     return [None if r is None else cast(r, out_dtype(i)) for i, r in enumerate(results)]
 
 
@@ -357,7 +346,7 @@ def _weight_gradient(small: TensorValue, image: TensorValue, weight: TensorValue
     kernel = [known(k, "the filter's size") for k in weight.shape[2:]]
     groups, sizes = window.groups, list(small.shape[2:])
     features, channels = small.shape[1] // groups, image.shape[1] // groups
-    if small.device.is_cpu() and _times(kernel) > 1:
+    if _times(kernel) > 1:
         enough = static(features), static(numel(sizes))
         if (enough[0] or FEW_FEATURES) >= FEW_FEATURES and (enough[1] or FEW_PIXELS) >= FEW_PIXELS:
             return _filter_gradients(small, image, kernel, window)

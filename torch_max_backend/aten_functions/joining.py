@@ -20,6 +20,7 @@ from torch_max_backend.aten_functions.common import (
     tensor,
 )
 from torch_max_backend.aten_functions.context import out_dtype, out_shape, promise
+from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last, last_order
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.views import converted, on_device, take_slice
 
@@ -44,7 +45,11 @@ def concat(parts: Sequence[TensorValue], axis: int, shape: Sequence[Dim]) -> Ten
         return full(0, shape, dtype, device)
     placed = [on_device(converted(x, dtype), device) for x in parts]
     aligned = [rebind(x, [*shape[:axis], x.shape[axis], *shape[axis + 1 :]]) for x in placed]
-    return aligned[0] if len(aligned) == 1 else ops.concat(aligned, axis)
+    if len(aligned) == 1:
+        return aligned[0]
+    if any(is_channels_last(x) for x in aligned):
+        return channels_first(ops.concat([channels_last(x) for x in aligned], last_order(len(shape)).index(axis)))
+    return ops.concat(aligned, axis)
 
 
 # stack(Tensor[] tensors, int dim=0) -> Tensor

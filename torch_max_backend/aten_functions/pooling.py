@@ -127,13 +127,19 @@ def _max_pool(x: TensorValue, pool: Pool) -> tuple[TensorValue | None, TensorVal
         outputs = [(x.dtype, wide), (DType.int64, wide)]
         values, indices = mojo_op("tmb_max_pool", [image], outputs, pool.parameters())
         return reshape(values, shape), reshape(indices, shape)
-    last, lead = is_channels_last(x), x.rank - pool.spatial
-    x = channels_last(x) if last else x
+    if is_channels_last(x) and x.rank == pool.spatial + 2:
+        last = channels_last(x)
+        batch, *sizes, channels = last.shape
+        more = [Dim(1)] * (3 - pool.spatial)
+        wide = [batch, *more, *shape[2:], channels]
+        image = reshape(last, [batch, *more, *sizes, channels])
+        (values,) = mojo_op("tmb_max_pool_last", [image], [(x.dtype, wide)], pool.parameters())
+        return channels_first(reshape(values, [batch, *shape[2:], channels])), None
     for i in range(pool.spatial):
-        axis = lead + i - int(last)
+        axis = x.rank - pool.spatial + i
         x = pad_axis(x, axis, pool.padding[i], pool.after(i), _lowest(x.dtype))
-        x = slide(x, axis, shape[lead + i], pool.kernel[i], pool.stride[i], pool.dilation[i], _larger)
-    return channels_first(x) if last else x, None
+        x = slide(x, axis, shape[axis], pool.kernel[i], pool.stride[i], pool.dilation[i], _larger)
+    return x, None
 
 
 # max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
@@ -279,7 +285,11 @@ def _avg_pool(x: TensorValue, pool: Pool, include_pad: bool, override: int | Non
     shape = out_shape()
     if _is_empty(shape):
         return full(0, shape, x.dtype, x.device)
-    y, lead, last = cast(x, accumulator(x.dtype)), x.rank - pool.spatial, is_channels_last(x)
+    y, lead, last = (
+        cast(x, accumulator(x.dtype)),
+        x.rank - pool.spatial,
+        is_channels_last(x) and x.rank == pool.spatial + 2,
+    )
     sizes, outs = list(x.shape[lead:]), shape[lead:]
     y = channels_last(y) if last else y
     for i in reversed(range(pool.spatial)):

@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from torch_max_backend.aten_functions.broadcasts import COMBINING, operands_of, shape_of
-from torch_max_backend.aten_functions.common import materialized, permute, rebind
+from torch_max_backend.aten_functions.common import in_memory, materialized, permute, rebind
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.dtypes import max_dtype
@@ -169,15 +169,9 @@ class _Builder:
         value = value_of(node)
         if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or not isinstance(value, torch.Tensor):
             return False
-        if value.device.type == "cpu" or value.dim() < 3:
-            return False
-        operands = [v for n in node.all_input_nodes for v in _values_in(self.env.get(n))]
-        images = [v for v in operands if v.rank]
-        return all(v.rank == value.dim() for v in images) and any(
-            is_channels_last(v) and sizes_of(value_of(n)) == sizes_of(value)
-            for n in node.all_input_nodes
-            for v in _values_in(self.env.get(n))
-        )
+        operands = {n: v for n in node.all_input_nodes for v in _values_in(self.env.get(n)) if v.rank}
+        whole = [v for n, v in operands.items() if sizes_of(value_of(n)) == sizes_of(value)]
+        return all(v.rank == value.dim() for v in operands.values()) and any(is_channels_last(v) for v in whole)
 
     def _call_channels_last(self, node: fx.Node, function: Callable[..., Any]) -> TensorValue:
         """Call a lowering with images ``[N, *S, C]``, and tell it that its result is one."""
@@ -185,13 +179,16 @@ class _Builder:
         def turned(operand: Any) -> Any:
             return channels_last(operand) if isinstance(operand, TensorValue) and operand.rank else operand
 
-        arguments = pytree.tree_map(turned, (self._arguments(node), map_nodes(dict(node.kwargs), self._argument)))
-        order = last_order(value_of(node).dim())
-        promised = self._promise(value_of(node))
-        promised = replace(promised, shape=tuple(promised.shape[d] for d in order))
+        positional, named = pytree.tree_map(
+            turned, (self._arguments(node), map_nodes(dict(node.kwargs), self._argument))
+        )
+        (promised,) = self._promises(node)
+        assert promised is not None
+        shape = tuple(promised.shape[d] for d in last_order(len(promised.shape)))
+        promised = replace(promised, shape=shape)
         context = NodeContext(str(node.target), (promised,), self.region.used_outputs[node], self.settings)
         with lowering_node(context):
-            result = function(*arguments[0], **arguments[1])
+            result = function(*positional, **named)
         problem = broken_promise(result, promised)
         if problem:
             raise ValueError(f"with channels last, its result {problem}")
@@ -223,7 +220,8 @@ class _Builder:
     def _refuse_second_broadcasts(self, node: fx.Node, results: list[Any]) -> None:
         """Have the node's sizes specialised if its lowering does what MAX gets wrong for symbolic ones."""
         tensors = [r for r in results if isinstance(r, TensorValue)]
-        known = {v._mlir_value for n in node.all_input_nodes for v in _values_in(self.env.get(n))}
+        operands = [v for n in node.all_input_nodes for v in _values_in(self.env.get(n))]
+        known = {v._mlir_value for operand in operands for v in (operand, in_memory(operand))}
         dims = second_broadcast(tensors, known)
         if dims:
             limit = "its lowering broadcasts what is a broadcast already, which MAX computes wrongly for symbolic sizes"
