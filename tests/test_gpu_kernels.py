@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from max.dtype import DType
 from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops
 
 from tests.cases import Case
@@ -36,6 +37,13 @@ CPU_ONLY = {
     "tmb_phase_filters": "on a GPU a few MAX ops rearrange filters",
     "tmb_filter_gradients": "on a GPU filters' gradients are MAX's products",
 }
+
+ATTENTION = {
+    "tmb_flash_attention": {"is_causal": True},
+    "tmb_biased_attention": {},
+    "tmb_sliced_attention": {"is_causal": True, "groups": 2, "query_at": 0, "key_at": 4, "value_at": 6},
+}
+"""Kernels that take minutes to compile, and so have a test of their own, which is not always run."""
 
 CASES = {
     "antialias": ["resizes"],
@@ -141,9 +149,30 @@ def test_every_kernel_compiles(api: str, architecture: str, monkeypatch: pytest.
     with _on_a_gpu(monkeypatch) as calls:
         for i, job in enumerate(jobs):
             lowering.build_graph(job.region, f"region_{i}", Module(), CodeSettings("high"))
-    assert {c.name for c in calls.values()} >= _kernels() - CPU_ONLY.keys()
+    assert {c.name for c in calls.values()} >= _kernels() - CPU_ONLY.keys() - ATTENTION.keys()
+    _compile([c for c in calls.values() if c.name not in ATTENTION], api, architecture)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("api", "architecture"), [("cuda", "sm_90a"), ("hip", "gfx942")])
+def test_attention_compiles(api: str, architecture: str) -> None:
+    def tensor(*shape: int | str, dtype: DType = DType.bfloat16) -> TensorType:
+        return TensorType(dtype, shape, DeviceRef.GPU(0))
+
+    out, q, k, wide = (tensor("b", "s", h, 64) for h in (4, 4, 2, 8))
+    scale = TensorType(DType.float32, [], DeviceRef.CPU())
+    inputs = {
+        "tmb_flash_attention": (q, k, k, scale),
+        "tmb_biased_attention": (q, k, k, tensor("b", 1, "s", "s"), scale),
+        "tmb_sliced_attention": (wide, wide, wide, scale),
+    }
+    calls = [Call(name, inputs[name], (out,), tuple(parameters.items())) for name, parameters in ATTENTION.items()]
+    _compile(calls, api, architecture)
+
+
+def _compile(calls: list[Call], api: str, architecture: str) -> None:
     module = Module()
-    _graph(list(calls.values()), module)
+    _graph(calls, module)
     pool = pool_for(Target(api, architecture, 1), 1)
     artifact, _ = pool.submit(module.mlir_module.bytecode, [kernel_library()]).result()
     assert architecture.encode() in artifact

@@ -1,7 +1,8 @@
 """Scaled dot product attention: torch's fused ops for CPUs and GPUs, forward and backward.
 
 Inputs are ``query [B, H, S, E]``, ``key [B, G, T, E]`` and ``value [B, G, T, F]``, where ``G`` divides ``H``: a group
-of query heads shares one key head. All of it is computed in float32 for 16-bit floats and rounded once.
+of query heads shares one key head. All of it is computed in float32 for 16-bit floats and rounded once, except by the
+kernels of `library_attention.py` and `flash.py`, which 16-bit attention on a GPU uses.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import Operand, accumulator
+from torch_max_backend.aten_functions.flash import flash, suits_flash
+from torch_max_backend.aten_functions.library_attention import attend_by_library, suits_library
 from torch_max_backend.aten_functions.matmul import check_product, product, wide_product
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.errors import Unsupported
@@ -172,6 +175,10 @@ def _attention(
             full(0, [*query.shape[:3], value.shape[3]], query.dtype, query.device),
             full(0, query.shape[:3], wide, query.device),
         )
+    if suits_library(query, key, value, mask, is_causal):
+        return attend_by_library(query, key, value, mask, is_causal, scale, is_used(1))
+    if not is_used(1) and suits_flash(query, key, value, mask, is_causal):
+        return flash(query, key, value, mask, is_causal, scale), None
     biases = _biases(mask, is_causal, query, key)
     if not is_used(1) and _suits_flash_cpu(query, key, value, biases):
         out = _flash_cpu(query, key, value, biases[0] if biases else None, scale)

@@ -138,6 +138,8 @@ def reshape(x: TensorValue, shape: Shape) -> TensorValue:
         result = ops.reshape(x, target)
         if len(target) > 1 and same_shape(x.shape[-2:], target[-2:]):
             _remember_transpose(result, x, reshape)
+        if hasattr(x, "_columns") and same_shape(x.shape[:2], target[:2]):
+            result._columns = x._columns
         return result
     flat = ops.rebind(ops.reshape(x, [have]), [want])
     return ops.reshape(flat, target)
@@ -146,7 +148,18 @@ def reshape(x: TensorValue, shape: Shape) -> TensorValue:
 def broadcast_to(x: TensorValue, shape: Shape) -> TensorValue:
     """``x`` expanded to ``shape`` by torch's broadcasting rules."""
     target = [Dim(d) for d in shape]
-    return x if same_shape(x.shape, target) else ops.broadcast_to(x, target)
+    if same_shape(x.shape, target):
+        return x
+    result = ops.broadcast_to(x, target)
+    result._narrow = x
+    return result
+
+
+def narrow(x: TensorValue) -> TensorValue:
+    """What ``x`` was expanded from, if it was: for those that need not have all of it in memory."""
+    while hasattr(x, "_narrow"):
+        x = x._narrow
+    return x
 
 
 def broadcast_shape(*shapes: Shape) -> list[Dim]:
@@ -226,6 +239,30 @@ def memory_order(x: TensorValue) -> tuple[int, ...]:
     moved = _moved(x)
     dims = tuple(range(x.rank)) if moved is None else moved[1]
     return tuple(dims.index(i) for i in range(x.rank))
+
+
+def drop_axis(x: TensorValue, axis: int) -> TensorValue:
+    """``x`` without an axis of size 1; a permutation stays the last thing that was done."""
+    moved = _moved(x)
+    if moved is not None:
+        origin, order = moved
+        gone = order[axis]
+        return permute(drop_axis(origin, gone), [d - (d > gone) for d in order if d != gone])
+    return reshape(x, [d for i, d in enumerate(x.shape) if i != axis])
+
+
+def remember_columns(result: TensorValue, x: TensorValue, axis: int, first: int) -> None:
+    """``result`` is what ``x`` has from ``first`` on along ``axis``."""
+    inner = [static(d) for d in x.shape[2:]]
+    if axis < 2 or None in inner or any(d != 1 for d in inner[: axis - 2]):
+        return
+    source, start = getattr(x, "_columns", (x, 0))
+    result._columns = source, start + first * math.prod(d or 0 for d in inner[axis - 1 :])
+
+
+def columns_of(x: TensorValue) -> tuple[TensorValue, int] | None:
+    """The tensor that ``x`` is columns of, from which on, if all but two dimensions of both are flattened."""
+    return getattr(x, "_columns", None)
 
 
 def transpose_of(x: TensorValue) -> TensorValue | None:

@@ -18,11 +18,15 @@ from torch_max_backend.aten_functions.common import (
     broadcast_to,
     cast,
     constant,
+    drop_axis,
     full,
+    in_memory,
     iota,
+    memory_order,
     mojo_op,
     move_axis,
     permute,
+    remember_columns,
     reshape,
     static,
     tensor,
@@ -183,6 +187,11 @@ def take_slice(
     ``length`` is what torch promises, so the end need not be known. A start whose sign or place is unknown when the
     graph is built is clamped on the host when it runs, as torch clamps it, unless ``is_inside`` tells that it need not.
     """
+    if x.device.is_gpu() and in_memory(x) is not x:
+        # In this order slices of one tensor are known as such: see ``remember_columns``.
+        order = memory_order(x)
+        part = take_slice(in_memory(x), order.index(axis), start, step, length, is_inside)
+        return permute(part, [order.index(i) for i in range(x.rank)])
     size, count, first = static(x.shape[axis]), static(length), static(0 if start is None else start)
     if count == 0:
         return full(0, [*x.shape[:axis], 0, *x.shape[axis + 1 :]], x.dtype, x.device)
@@ -193,7 +202,10 @@ def take_slice(
     before = [slice(None)] * axis
     if static(step) == 1 and (is_inside or (first is not None and first >= 0)):
         begin = first if first is not None else 0 if start is None else start
-        return x[(*before, slice(begin, begin + length, 1))]
+        result = x[(*before, slice(begin, begin + length, 1))]
+        if first is not None:
+            remember_columns(result, x, axis, first)
+        return result
     if size is not None and first is not None and count is not None and static(step) is not None:
         return x[(*before, slice(first, first + (count - 1) * int(step) + 1, int(step)))]
     begin = clamped(0 if start is None else start, x.shape[axis])
@@ -234,7 +246,7 @@ def select(self: TensorValue, dim: int, index: Size) -> TensorValue:
     is_inside = isinstance(index, int)
     if is_inside and index < 0:
         index = self.shape[axis] + index
-    return reshape(take_slice(self, axis, index, 1, 1, is_inside), out_shape())
+    return reshape(drop_axis(take_slice(self, axis, index, 1, 1, is_inside), axis), out_shape())
 
 
 # diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)
@@ -308,4 +320,4 @@ def unbind(self: TensorValue, dim: int = 0) -> list[TensorValue | None]:
     axis = axis_of(dim, self.rank)
     count = static(self.shape[axis])
     assert count is not None, "torch knows how many tensors unbind makes"
-    return [reshape(take_slice(self, axis, i, 1, 1), out_shape(i)) if is_used(i) else None for i in range(count)]
+    return [drop_axis(take_slice(self, axis, i, 1, 1), axis) if is_used(i) else None for i in range(count)]
