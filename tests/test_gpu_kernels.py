@@ -37,7 +37,12 @@ CPU_ONLY = {
     "tmb_phase_filters": "on a GPU a library computes gradients",
     "tmb_filter_gradients": "on a GPU a library computes gradients",
 }
-NVIDIA_ONLY = {"tmb_library_product", "tmb_vendor_convolution"}
+NVIDIA_ONLY = {
+    "tmb_library_product",
+    "tmb_vendor_convolution",
+    "tmb_library_attention",
+    "tmb_library_attention_with_logarithms",
+}
 """They call NVIDIA's libraries."""
 
 ATTENTION = {

@@ -2,7 +2,7 @@
 
 Inputs are ``query [B, H, S, E]``, ``key [B, G, T, E]`` and ``value [B, G, T, F]``, where ``G`` divides ``H``: a group
 of query heads shares one key head. All of it is computed in float32 for 16-bit floats and rounded once, except by the
-kernels of `flash.py`, which 16-bit attention on a GPU uses.
+kernels of `library_attention.py` and `flash.py`, which 16-bit attention on a GPU uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import Operand, accumulator
-from torch_max_backend.aten_functions.flash import faster_in_torch, flash, suits_flash
+from torch_max_backend.aten_functions.flash import flash, suits_flash
+from torch_max_backend.aten_functions.library_attention import attend_by_library, suits_library
 from torch_max_backend.aten_functions.matmul import check_product, product, wide_product
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.errors import Unsupported
@@ -174,6 +175,8 @@ def _attention(
             full(0, [*query.shape[:3], value.shape[3]], query.dtype, query.device),
             full(0, query.shape[:3], wide, query.device),
         )
+    if suits_library(query, key, value, mask, is_causal):
+        return attend_by_library(query, key, value, mask, is_causal, scale, is_used(1))
     if not is_used(1) and suits_flash(query, key, value, mask, is_causal):
         return flash(query, key, value, mask, is_causal, scale), None
     biases = _biases(mask, is_causal, query, key)
@@ -274,11 +277,7 @@ def _unread(first: int, count: int) -> list[None]:
 # _scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False,
 #   bool return_debug_mask=False, *, float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q,
 #   Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor rng_state, Tensor unused, Tensor debug_attn_mask)
-@map_to(
-    aten._scaled_dot_product_flash_attention.default,
-    limits="no dropout; only the output and logsumexp are read",
-    faster_in_torch=faster_in_torch,
-)
+@map_to(aten._scaled_dot_product_flash_attention.default, limits="no dropout; only the output and logsumexp are read")
 def _scaled_dot_product_flash_attention(
     query: TensorValue,
     key: TensorValue,
@@ -297,11 +296,7 @@ def _scaled_dot_product_flash_attention(
 # _scaled_dot_product_efficient_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_bias,
 #   bool compute_log_sumexp, float dropout_p=0., bool is_causal=False, *, float? scale=None)
 #   -> (Tensor output, Tensor log_sumexp, Tensor philox_seed, Tensor philox_offset)
-@map_to(
-    aten._scaled_dot_product_efficient_attention.default,
-    limits="no dropout; only the output is read",
-    faster_in_torch=faster_in_torch,
-)
+@map_to(aten._scaled_dot_product_efficient_attention.default, limits="no dropout; only the output is read")
 def _scaled_dot_product_efficient_attention(
     query: TensorValue,
     key: TensorValue,
@@ -322,11 +317,7 @@ def _scaled_dot_product_efficient_attention(
 #   bool compute_log_sumexp, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *,
 #   float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q,
 #   SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)
-@map_to(
-    aten._scaled_dot_product_cudnn_attention.default,
-    limits="no dropout; only the output is read",
-    faster_in_torch=faster_in_torch,
-)
+@map_to(aten._scaled_dot_product_cudnn_attention.default, limits="no dropout; only the output is read")
 def _scaled_dot_product_cudnn_attention(
     query: TensorValue,
     key: TensorValue,
@@ -348,11 +339,7 @@ def _scaled_dot_product_cudnn_attention(
 #   float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> (Tensor output,
 #   Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, Tensor philox_seed,
 #   Tensor philox_offset, Tensor debug_attn_mask)
-@map_to(
-    aten._scaled_dot_product_fused_attention_overrideable.default,
-    limits="no dropout; only the output is read",
-    faster_in_torch=faster_in_torch,
-)
+@map_to(aten._scaled_dot_product_fused_attention_overrideable.default, limits="no dropout; only the output is read")
 def _scaled_dot_product_fused_attention_overrideable(
     query: TensorValue,
     key: TensorValue,

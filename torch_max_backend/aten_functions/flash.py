@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from copy import copy
 
-import torch
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorValue, ops
 
@@ -41,26 +40,8 @@ LARGEST_GROUP = 16
 NEVER, LOWEST = -(2.0**101), -(2.0**100)
 """What minus infinity and what is next to it become in a bias: exact in 16 bits, and with finite differences."""
 INF = float("inf")
-TORCH_WORK = 5e10
-"""Multiplications and additions, of scores that the causal order leaves out too, from which on torch is faster."""
 INSIDE = [0, 2, 1, 3]
 """The permutation between ``[B, H, S, E]`` and ``[B, S, H, E]``."""
-
-
-def faster_in_torch(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object, **named: object
-) -> bool:
-    """Whether torch's kernel saves more than it costs to leave the region: many long rows without a mask.
-
-    On an H200, with 16K tokens in all, torch (cuDNN) took 0.62 to 0.89 of the time of MAX's kernel, and 0.1 ms where a
-    call has the work below. It reads slices where they are as well.
-    """
-    sizes = [*query.shape, *key.shape[1:3], value.shape[3]]
-    has_mask = any(isinstance(x, torch.Tensor) for x in (*rest, *named.values()))
-    if not query.is_cuda or not all(isinstance(d, int) for d in sizes) or has_mask:
-        return False
-    work = 4 * query.numel() * int(key.shape[2])
-    return query.dtype in (torch.float16, torch.bfloat16) and query.shape[3] in (64, 128) and work >= TORCH_WORK
 
 
 def suits_flash(

@@ -34,9 +34,8 @@ class Lowering:
     ``function`` receives the node's arguments under the names of the ATen schema: tensors as
     :class:`max.graph.TensorValue`, symbolic sizes as :class:`max.graph.Dim`, everything else as torch passes it.
     ``supports`` receives the same arguments with fake tensors in place of values and returns ``None``, or the limit
-    that the node exceeds; it must not touch MAX. So does ``faster_in_torch``, which returns whether torch's own kernel
-    makes up for leaving the region; such a node is no island. ``overload`` is a name, as ``str`` gives it, where the op
-    was not defined yet when the lowering was registered.
+    that the node exceeds; it must not touch MAX. ``overload`` is a name, as ``str`` gives it, where the op was not
+    defined yet when the lowering was registered.
     """
 
     overload: OpOverload | str
@@ -46,7 +45,6 @@ class Lowering:
     limits: str = ""
     modules: frozenset[str] = frozenset()
     """The modules of this package that took part in the registration: their code is part of the cache key."""
-    faster_in_torch: Callable[..., bool] | None = None
 
     @property
     def is_own(self) -> bool:
@@ -113,7 +111,6 @@ def map_to(
     how: How = "composition",
     supports: Check | None = None,
     limits: str = "",
-    faster_in_torch: Callable[..., bool] | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as the lowering of ``ops``.
 
@@ -123,7 +120,6 @@ def map_to(
         how: ``"max"`` (one MAX op), ``"composition"`` (several) or ``"mojo"`` (a kernel of ours).
         supports: Capability check; returns the limit that a node exceeds, or ``None``.
         limits: One line for the supported-ops page.
-        faster_in_torch: Which nodes torch runs because its kernel is the faster one.
 
     Warns that a user's lowering of a composite view (``aten.reshape``) has no effect; of other composite ops
     (``aten.linear``) it has one where no gradients are recorded.
@@ -143,7 +139,7 @@ def map_to(
                 continue
             for overload in overloads_of(op):
                 _check_signature(overload, function, strict=isinstance(op, OpOverload))
-                lowering = Lowering(overload, function, how, supports, limits, modules, faster_in_torch)
+                lowering = Lowering(overload, function, how, supports, limits, modules)
                 aten_functions.add(lowering)
                 if not lowering.is_own and overload._can_decompose() and not can_stay_whole(overload):
                     warnings.warn(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -63,9 +62,7 @@ def classify(node: fx.Node, refused: Mapping[fx.Node, str], torch_executed: Coll
     if target in aten_functions.islands:
         return Verdict(Runner.ISLAND, aten_functions.islands[target])
     reason = _why_not(node, target)
-    if reason:
-        return Verdict(Runner.ISLAND, reason)
-    return Verdict(Runner.TORCH if _is_faster_in_torch(node, target) else Runner.MAX)
+    return Verdict(Runner.ISLAND, reason) if reason else Verdict(Runner.MAX)
 
 
 def _checkpointed(node: fx.Node, target: HigherOrderOperator) -> object:
@@ -91,20 +88,9 @@ def _why_not(node: fx.Node, target: OpOverload) -> str:
         return "the size of its result depends on data"
     if lowering.supports is None:
         return ""
-    args, kwargs = _concrete_arguments(node)
+    args = map_nodes(node.args, _concrete)
+    kwargs = {k: map_nodes(v, _concrete) for k, v in node.kwargs.items()}
     return lowering.supports(*args, **kwargs) or ""
-
-
-def _is_faster_in_torch(node: fx.Node, target: OpOverload) -> bool:
-    lowering = aten_functions.get(target)
-    if lowering is None or lowering.faster_in_torch is None:
-        return False
-    args, kwargs = _concrete_arguments(node)
-    return lowering.faster_in_torch(*args, **kwargs)
-
-
-def _concrete_arguments(node: fx.Node) -> tuple[Any, dict[str, Any]]:
-    return map_nodes(node.args, _concrete), {k: map_nodes(v, _concrete) for k, v in node.kwargs.items()}
 
 
 def _concrete(node: fx.Node) -> object:

@@ -1,0 +1,126 @@
+"""Attention on an NVIDIA GPU by its own library (`mojo_kernels/library_attention.mojo`), which never stores scores.
+
+Operands are read where they are: with the heads before the lengths, behind them, or as slices of one larger tensor. The
+result has its heads inside, ``[B, S, H, F]`` in memory, as a model goes on with.
+"""
+
+from __future__ import annotations
+
+import math
+
+from max.dtype import DType
+from max.graph import DeviceRef, TensorValue, ops
+
+from torch_max_backend.aten_functions.along import largest
+from torch_max_backend.aten_functions.common import (
+    broadcast_to,
+    cast,
+    columns_of,
+    constant,
+    memory_order,
+    mojo_op,
+    narrow,
+    permute,
+    reshape,
+    static,
+    tensor,
+)
+from torch_max_backend.aten_functions.context import settings
+from torch_max_backend.aten_functions.dtypes import Operand
+
+LARGEST = 256
+"""The size of a head up to which the library has kernels on every GPU that it knows."""
+STEP = 8
+"""What sizes of heads are multiples of: rows begin at multiples of 16 bytes."""
+INSIDE = (0, 2, 1, 3)
+"""The permutation between ``[B, H, S, E]`` and ``[B, S, H, E]``."""
+INF = float("inf")
+
+
+def suits_library(
+    query: TensorValue, key: TensorValue, value: TensorValue, mask: TensorValue | None, is_causal: bool
+) -> bool:
+    """Whether the library computes this on every GPU of NVIDIA's with tensor cores for 16-bit floats."""
+    if not query.device.is_gpu() or settings().gpu == "hip" or query.dtype not in (DType.float16, DType.bfloat16):
+        return False
+    if key.dtype != query.dtype or value.dtype != query.dtype or (mask is not None and is_causal):
+        return False
+    if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3]:
+        return False
+    sizes = (static(query.shape[3]), static(value.shape[3]))
+    return all(size is not None and size % STEP == 0 and 0 < size <= LARGEST for size in sizes)
+
+
+def attend_by_library(
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    mask: TensorValue | None,
+    is_causal: bool,
+    scale: Operand | None,
+    wants_logarithms: bool,
+) -> tuple[TensorValue, TensorValue | None]:
+    """``[B, H, S, F]`` of what ``suits_library``; if wanted, also the logarithms of the rows' sums, ``[B, H, S]``.
+
+    The latter are float32. Both are 0 for a row that attends to nothing.
+    """
+    factor = tensor(1.0 / math.sqrt(int(query.shape[3])) if scale is None else scale, DType.float32, DeviceRef.CPU())
+    parameters: dict[str, bool | int] = {"is_causal": is_causal, "has_bias": mask is not None, "result_inside": True}
+    places = [_Place(x) for x in (query, key, value)]
+    for name, place in zip(("query", "key", "value"), places, strict=True):
+        parameters |= {f"{name}_inside": place.is_inside, f"{name}_at": place.first}
+    parameters["groups"] = int(key.shape[1]) if any(place.is_slice for place in places) else 0
+    bias = places[0].source if mask is None else _bias(mask, query, key)
+    batch, heads, length, _ = query.shape
+    shapes = [(query.dtype, [batch, length, heads, value.shape[3]]), (DType.float32, [batch, heads, length])]
+    name = "tmb_library_attention_with_logarithms" if wants_logarithms else "tmb_library_attention"
+    operands = [*(place.source for place in places), bias, factor]
+    found = mojo_op(name, operands, shapes if wants_logarithms else shapes[:1], parameters)
+    rows, logarithms = permute(found[0], INSIDE), found[1] if wants_logarithms else None
+    if mask is None:
+        return rows, logarithms
+    attends = _attends(mask)
+    rows = permute(_only(permute(attends, INSIDE), found[0]), INSIDE)
+    return rows, None if logarithms is None else _only(ops.squeeze(attends, -1), logarithms)
+
+
+class _Place:
+    """Where ``x [B, heads, length, size]`` is: in ``source``, which has as many heads or more, from ``first`` on."""
+
+    def __init__(self, x: TensorValue) -> None:
+        inside, size = permute(x, INSIDE), int(x.shape[3])
+        columns = columns_of(inside)
+        self.is_slice, self.first = False, 0
+        self.is_inside = memory_order(x) != (0, 1, 2, 3)
+        self.source = inside if self.is_inside else x
+        if columns is not None and static(x.shape[1]) is not None:
+            source, start = columns
+            width = math.prod(int(d) for d in source.shape[2:])
+            if width % size == 0 and start % size == 0:
+                self.is_slice, self.is_inside, self.first = True, True, start // size
+                self.source = reshape(source, [*source.shape[:2], width // size, size])
+
+
+# -- masks -----------------------------------------------------------------------------------------------------------
+def _bias(mask: TensorValue, query: TensorValue, key: TensorValue) -> TensorValue:
+    """What a mask adds to the scores, ``[B, H, S, T]``; what it repeats along B, H or S is there once."""
+    source = _four(narrow(mask))
+    zero, never = (constant(x, query.dtype, mask.device) for x in (0, -INF))
+    bias = ops.where(source, zero, never) if mask.dtype == DType.bool else cast(source, query.dtype)
+    return broadcast_to(bias, [*bias.shape[:3], key.shape[2]])
+
+
+def _attends(mask: TensorValue) -> TensorValue:
+    """Which rows of a mask let anything through, ``[B, H, S, 1]`` or less."""
+    source = _four(narrow(mask))
+    seen = source if mask.dtype == DType.bool else ops.not_equal(source, constant(-INF, mask.dtype, mask.device))
+    return ops.greater(largest(cast(seen, DType.float32), -1), constant(0, DType.float32, mask.device))
+
+
+def _four(mask: TensorValue) -> TensorValue:
+    return reshape(mask, [*[1] * (4 - mask.rank), *mask.shape])
+
+
+def _only(attends: TensorValue, x: TensorValue) -> TensorValue:
+    """``x`` in rows that attend to something, 0 in others."""
+    return ops.where(broadcast_to(attends, x.shape), x, constant(0, x.dtype, x.device))
