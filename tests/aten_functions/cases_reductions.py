@@ -246,6 +246,7 @@ def dynamic_reductions(x):
 
 
 CASES = [
+    Case("row_sums", lambda x: (x.sum(-1), x.view(150, 2, 24).sum(-1, keepdim=True)), (randn(300, 24),)),
     Case("sums_f32", sums, (randn(3, 5, 7),)),
     Case("extremes_nan", extremes, (ROWS,), exact=True),
     Case("moments_f32", moments, (randn(3, 5, 7),)),

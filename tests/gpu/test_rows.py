@@ -104,6 +104,15 @@ def test_softmaxes_of_special_rows() -> None:
     check_calls([Call(f"{k}", softmaxes, (x.repeat(1, k),)) for k in (1, 40, 20000)])
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_sums(dtype: torch.dtype) -> None:
+    def sums(x: torch.Tensor) -> Any:
+        return x.sum(-1), x.view(100, 3, -1).sum(-1, keepdim=True), (x * 2).sum(-1)
+
+    calls = [Call(f"{n}", sums, (randn(300, n, dtype=dtype),)) for n in LENGTHS]
+    check_calls([*calls, Call("unaligned", sums, (unaligned(300, 768, dtype),))])
+
+
 def loss(x: torch.Tensor, t: torch.Tensor) -> Any:
     return F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="none", ignore_index=0)
 

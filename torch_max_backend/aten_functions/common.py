@@ -300,6 +300,14 @@ def unfinished_of(x: TensorValue) -> Any:
     return getattr(x, "_unfinished", None)
 
 
+def is_in_memory(x: TensorValue) -> bool:
+    """Whether ``x`` is an input of the graph or what a kernel of this project wrote: MAX has nothing to fuse there."""
+    value = x._mlir_value
+    while "Reshape" in type(value.owner).__name__:
+        value = getattr(value.owner.operands[0], "value", value.owner.operands[0])
+    return type(value.owner).__name__ in ("Block", "CustomOp")
+
+
 def move_axis(x: TensorValue, source: int, destination: int) -> TensorValue:
     """``torch.movedim``."""
     order = [i for i in range(x.rank) if i != source]

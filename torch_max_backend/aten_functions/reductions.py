@@ -23,6 +23,7 @@ from torch_max_backend.aten_functions.common import (
     cast,
     constant,
     iota,
+    is_in_memory,
     numel,
     promote,
     reshape,
@@ -34,8 +35,12 @@ from torch_max_backend.aten_functions.dtypes import accumulator, max_dtype, torc
 from torch_max_backend.aten_functions.elementary import exp, power, truth
 from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last, last_order
 from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.aten_functions.rows import row_sum, serves
 
 Reducer = Callable[[TensorValue, int], TensorValue]
+
+_MANY_ROWS = 256
+"""With fewer rows, a block for each leaves parts of a GPU idle."""
 
 
 # -- shared by the family --------------------------------------------------------------------------------------------
@@ -169,7 +174,12 @@ def _finish(x: TensorValue, index: int = 0) -> TensorValue:
 def sum(
     self: TensorValue, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> TensorValue:
-    return _finish(sum_axes(cast(self, out_dtype()), _axes(dim, self)))
+    axes = _axes(dim, self)
+    if axes == [self.rank - 1] and out_dtype() in (self.dtype, DType.float32) and is_in_memory(self):
+        rows = reshape(self, [numel(self.shape[:-1]), self.shape[-1]])
+        if serves(rows) and (static(rows.shape[0]) or 0) >= _MANY_ROWS:
+            return reshape(cast(row_sum(rows), out_dtype()), out_shape())
+    return _finish(sum_axes(cast(self, out_dtype()), axes))
 
 
 # mean(Tensor self, *, ScalarType? dtype=None) -> Tensor

@@ -16,8 +16,8 @@ from torch_max_backend.aten_functions.common import mojo_op, static
 _FLOATS = (DType.bfloat16, DType.float16, DType.float32)
 _VECTOR, _KEPT, _MOST_KEPT = 16, 32, 128
 """Bytes of an access, and of a row that a thread keeps: as a rule, and where a row has 1024 threads."""
-_FEWEST, _MOST = 32, 1024
-"""Threads of a row."""
+_FEWEST, _MOST, _READ = 32, 1024, 64
+"""Threads of a row; elements that each of them reads at least, where a row is only read."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,22 @@ def row_norm(
 
 def chosen_log_probability(x: TensorValue, chosen: TensorValue) -> TensorValue:
     """``log_softmax(x)[row, chosen[row]]`` for ``x`` [rows, classes] and ``chosen`` [rows], in float32."""
+    return mojo_op("tmb_chosen_log_probability", [x, chosen], [(DType.float32, x.shape[:1])], _reading(x))[0]
+
+
+def row_sum(x: TensorValue) -> TensorValue:
+    """The sums of the rows of ``x`` [rows, columns], in float32."""
+    return mojo_op("tmb_row_sum", [x], [(DType.float32, x.shape[:1])], _reading(x))[0]
+
+
+def _reading(x: TensorValue) -> dict[str, int]:
+    """How the rows of ``x`` are spread where they are only read, and so need not be kept: over fewer threads."""
     columns = static(x.shape[1])
     assert columns is not None, "the kernel is chosen by the length of a row"
     lanes = _FEWEST
-    while lanes < 256 and lanes * 64 < columns:
+    while lanes < _MOST // 4 and lanes * _READ < columns:
         lanes *= 2
-    parameters = {"width": spread(columns, x.dtype).width, "lanes": lanes if columns <= 2**16 else 512}
-    return mojo_op("tmb_chosen_log_probability", [x, chosen], [(DType.float32, x.shape[:1])], parameters)[0]
+    return {"width": spread(columns, x.dtype).width, "lanes": lanes if columns <= 2**16 else _MOST // 2}
 
 
 def row_softmax(x: TensorValue, out: DType, is_log: bool) -> TensorValue:
