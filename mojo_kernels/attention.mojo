@@ -223,9 +223,9 @@ def copied[
     ctx.enqueue_function[copy_columns[T]](
         result,
         DeviceBuffer[T](ctx, source, rows * width, owning=False),
-        rows * columns,
-        width,
-        columns,
+        Int64(rows * columns),
+        Int64(width),
+        Int64(columns),
         grid_dim=ceildiv(rows * columns, THREADS),
         block_dim=THREADS,
     )
@@ -233,7 +233,13 @@ def copied[
 
 def copy_columns[
     T: DType
-](result: Pointer[Scalar[T], MutAnyOrigin], x: Pointer[Scalar[T], MutAnyOrigin], count: Int, width: Int, columns: Int):
+](
+    result: Pointer[Scalar[T], MutAnyOrigin],
+    x: Pointer[Scalar[T], MutAnyOrigin],
+    count: Int64,
+    width: Int64,
+    columns: Int64,
+):
     var i = Int(global_idx.x)
-    if i < count:
-        result[unsafe_offset=i] = x[unsafe_offset=i // columns * width + i % columns]
+    if i < Int(count):
+        result[unsafe_offset=i] = x[unsafe_offset=i // Int(columns) * Int(width) + i % Int(columns)]
