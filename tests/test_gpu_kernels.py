@@ -43,11 +43,6 @@ NVIDIA_ONLY = {
     "tmb_library_attention",
     "tmb_library_attention_with_logarithms",
 }
-    "tmb_library_product",
-    "tmb_vendor_convolution",
-    "tmb_library_attention",
-    "tmb_library_attention_with_logarithms",
-}
 """They call NVIDIA's libraries."""
 
 ATTENTION = {
