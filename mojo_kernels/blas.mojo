@@ -9,13 +9,14 @@ product, with the operands exchanged.
 """
 
 import extensibility
-from extensibility import InputTensor, OutputTensor
+from extensibility import InputTensor, OutputTensor, foreach
 from max.gpu.host import DeviceContext
 from max.gpu.host._nvidia_cuda import CUDA
 from std.ffi import OwnedDLHandle, _get_global_or_null, external_call
 from std.memory import Pointer, stack_allocation
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import size_of
+from std.utils.coord import Coord
 
 comptime WORKSPACE = 32 * 1024 * 1024
 """Bytes that an algorithm may use beside the operands; what torch allows it on this generation."""
@@ -298,8 +299,14 @@ def multiply[
         _ = workspace^
 
 
+comptime STEP = 8
+"""Rows of 16-bit results that begin at multiples of so many elements are written by the fast kernels."""
+
+
 @extensibility.register("tmb_library_product")
-struct LibraryProduct[transposed_a: Bool, transposed_b: Bool, has_bias: Bool, tf32: Bool, activation: StaticString]:
+struct LibraryProduct[
+    transposed_a: Bool, transposed_b: Bool, has_bias: Bool, tf32: Bool, activation: StaticString, pads: Bool
+]:
     """`activation(a @ b + bias)` of batches of matrices on an NVIDIA GPU, rounded once.
 
     `a` is `[A, M, K]`, or `[A, K, M]` if transposed, `b` `[B, K, N]` or `[B, N, K]`, the result `[C, M, N]`; `A` and `B`
@@ -307,6 +314,9 @@ struct LibraryProduct[transposed_a: Bool, transposed_b: Bool, has_bias: Bool, tf
     (rows) are `C` matrices. `bias` is `[C, N]` or `[1, N]`, and is not read without `has_bias`. Sums are in float32,
     of float64 in float64. `tf32` lets float32 operands be rounded to TF32. `activation` is none, relu, or gelu (its
     approximation by tanh).
+
+    With `pads`, for one product, the result's rows are longer than `N`, and nothing is written behind the `N` columns.
+    The columns beyond a multiple of STEP are a product of their own then: `b` need not be aligned for all of them.
     """
 
     @staticmethod
@@ -316,25 +326,24 @@ struct LibraryProduct[transposed_a: Bool, transposed_b: Bool, has_bias: Bool, tf
         result: OutputTensor[rank=3, ...],
         a: InputTensor[rank=3, ...],
         b: InputTensor[dtype=a.dtype, rank=3, ...],
-        bias: InputTensor[dtype=result.dtype, rank=2, ...],
+        bias: InputTensor[rank=2, ...],
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "gpu", "tmb_library_product runs on GPUs"
         comptime W = DType.float64 if a.dtype == DType.float64 else DType.float32
-        var count, rows, columns = result.dim_size(0), result.dim_size(1), result.dim_size(2)
-        var depth = a.dim_size(1) if Self.transposed_a else a.dim_size(2)
+        var count, rows, step = result.dim_size(0), result.dim_size(1), result.dim_size(2)
+        var b_height, b_width = b.dim_size(1), b.dim_size(2)
+        var columns = step
+        comptime if Self.pads:
+            columns = b_height if Self.transposed_b else b_width
         if count * rows * columns == 0:
             return
         var a_height, a_width = a.dim_size(1), a.dim_size(2)
-        var b_height, b_width = b.dim_size(1), b.dim_size(2)
-        var width = depth if Self.transposed_b else columns
-        var height = columns if Self.transposed_b else depth
+        var depth = a_height if Self.transposed_a else a_width
         var b_stride = b_height * b_width if b.dim_size(0) == count and count > 1 else 0
-        if b.dim_size(0) == 1 and (b_height != height or b_width != width):  # C matrices side by side, or below each other
-            b_stride = height * b_width if Self.transposed_b else width
-        var first = Matrix(width, height, b_width, b_stride)
-        var second = Matrix(a_width, a_height, a_width, a_height * a_width if a.dim_size(0) > 1 else 0)
-        var outcome = Matrix(columns, rows, columns, rows * columns)
+        if b.dim_size(0) == 1 and b_height * b_width != depth * columns:  # matrices side by side, or below each other
+            b_stride = columns * b_width if Self.transposed_b else columns
+        var a_stride = a_height * a_width if a.dim_size(0) > 1 else 0
         var epilogue = EPILOGUE_NOTHING
         comptime if Self.activation == "relu":
             epilogue = EPILOGUE_RELU
@@ -342,20 +351,66 @@ struct LibraryProduct[transposed_a: Bool, transposed_b: Bool, has_bias: Bool, tf
             epilogue = EPILOGUE_GELU
         comptime if Self.has_bias:
             epilogue = EPILOGUE_BIAS if epilogue == EPILOGUE_NOTHING else epilogue | EPILOGUE_BIAS
-        var places = (Int(b.unsafe_ptr()), Int(a.unsafe_ptr()), Int(result.unsafe_ptr()))
-        var product = Product(
-            COMPUTE_64F if W == DType.float64 else (COMPUTE_32F_FAST_TF32 if Self.tf32 else COMPUTE_32F),
-            library_type[W](),
-            library_type[a.dtype](),
-            library_type[result.dtype](),
-            first,
-            second,
-            outcome,
-            Self.transposed_b,
-            Self.transposed_a,
-            count,
-            epilogue,
-            columns if Self.has_bias and bias.dim_size(0) > 1 else 0,
-            Alignments(alignment(places[0]), alignment(places[1]), alignment(places[2])),
-        )
-        multiply[W](product, places[0], places[1], places[2], Int(bias.unsafe_ptr()) if Self.has_bias else 0, ctx)
+
+        @__parameter
+        def multiply_columns(first: Int, number: Int) raises:
+            var offset = first * (b_width if Self.transposed_b else 1)
+            var of_b = Int(b.unsafe_ptr().unsafe_offset(offset))
+            var of_result = Int(result.unsafe_ptr().unsafe_offset(first))
+            var of_a = Int(a.unsafe_ptr())
+            var of_bias = Int(bias.unsafe_ptr().unsafe_offset(first)) if Self.has_bias else 0
+            var product = Product(
+                COMPUTE_64F if W == DType.float64 else (COMPUTE_32F_FAST_TF32 if Self.tf32 else COMPUTE_32F),
+                library_type[W](),
+                library_type[a.dtype](),
+                library_type[result.dtype](),
+                Matrix(depth if Self.transposed_b else number, number if Self.transposed_b else depth, b_width, b_stride),
+                Matrix(a_width, a_height, a_width, a_stride),
+                Matrix(number, rows, step, rows * step),
+                Self.transposed_b,
+                Self.transposed_a,
+                count,
+                epilogue,
+                columns if Self.has_bias and bias.dim_size(0) > 1 else 0,
+                Alignments(alignment(of_b), alignment(of_a), alignment(of_result)),
+            )
+            multiply[W](product, of_b, of_a, of_result, of_bias, ctx)
+
+        comptime if Self.pads:
+            var whole = columns // STEP * STEP
+            if whole:
+                multiply_columns(0, whole)
+            if columns > whole:
+                multiply_columns(whole, columns - whole)
+        else:
+            multiply_columns(0, columns)
+
+
+@extensibility.register("tmb_without_padding")
+struct WithoutPadding[columns: Int]:
+    """The leading columns of a matrix `[M, N]`, as `[M * columns]`: whole lines of memory are written.
+
+    It reads memory, so MAX cannot fold the cut into whatever made the matrix.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[rank=1, ...],
+        matrix: InputTensor[dtype=result.dtype, rank=2, ...],
+        ctx: DeviceContext,
+    ) raises:
+        def elements[lanes: Int](at: Coord[...]) {var matrix} -> SIMD[result.dtype, lanes]:
+            var place = Int(at[0].value())
+            var row = place // Self.columns
+            var column = place - row * Self.columns
+            var values = SIMD[result.dtype, lanes](0)
+            comptime for i in range(lanes):
+                values[i] = matrix[row, column]
+                column += 1
+                if column == Self.columns:
+                    row, column = row + 1, 0
+            return values
+
+        foreach[target=target, simd_width=STEP](elements, result, ctx)

@@ -29,7 +29,12 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import settings
 
-DTYPES = (DType.bfloat16, DType.float16, DType.float32, DType.float64)
+HALVES = (DType.bfloat16, DType.float16)
+DTYPES = (*HALVES, DType.float32, DType.float64)
+STEP = 8
+"""Elements in 16 bytes of a 16-bit type. Rows that do not begin at multiples of it take the library 5 times as long."""
+WIDE, HIGH = 256, 64
+"""From so many columns and rows on, writing the product once more costs less than that."""
 
 
 def is_library_used(x: TensorValue) -> bool:
@@ -73,10 +78,27 @@ class Product:
             "has_bias": self.bias is not None,
             "tf32": self.a.dtype == DType.float32 and settings().float32_matmul_precision != "highest",
             "activation": self.activation,
+            "pads": pieces == 1 and self.is_odd,
         }
         bias = _rows_of(self.a) if self.bias is None else reshape(self.bias, [pieces, columns])  # some tensor is needed
-        shape = [count, self.rows, columns]
-        return mojo_op("tmb_library_product", [self.a, self.b, bias], [(self.result, shape)], parameters)[0]
+        width = (columns + (STEP - 1)) // STEP * STEP if parameters["pads"] else columns
+        out = [(self.result, [count, self.rows, width])]
+        (y,) = mojo_op("tmb_library_product", [self.a, self.b, bias], out, parameters)
+        return self._without_padding(y) if parameters["pads"] else y
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether the result's rows begin where the library's fast kernels cannot write, and are worth a copy."""
+        rows, columns = static(self.rows), static(self.columns)
+        if self.result not in HALVES or columns is None or columns % STEP == 0 or columns < WIDE:
+            return False
+        return static(self.a.shape[0]) == 1 and static(self.b.shape[0]) == 1 and (rows is None or rows >= HIGH)
+
+    def _without_padding(self, y: TensorValue) -> TensorValue:
+        columns = int(self.columns)
+        out = [(self.result, [self.rows * columns])]
+        (flat,) = mojo_op("tmb_without_padding", [reshape(y, y.shape[1:])], out, {"columns": columns})
+        return reshape(flat, [1, self.rows, columns])
 
 
 def library_product(
@@ -126,6 +148,8 @@ class Unfinished:
         """The product behind an activation; ``None`` if the library cannot."""
         if self.product.activation != "none" or self.product.result == DType.float64:
             return None
+        if activation == "gelu" and self.product.result != DType.bfloat16:
+            return None  # the library's tanh is not exact enough for more digits
         return self._seen(replace(self.product, activation=activation).compute(), self.tail)
 
     def piece(self, axis: int, start: int, size: int) -> TensorValue | None:

@@ -7,6 +7,7 @@ needed only where something is compiled.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from pathlib import Path
 
@@ -18,13 +19,21 @@ from torch_max_backend.compiler.machine import Target, elsewhere
 from torch_max_backend.digests import cpu_target
 from torch_max_backend.errors import EnvironmentUnsupportedError
 
+POOL_PERCENT = "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT"
+"""MAX's variable for the share of a GPU's memory that its pool reserves; read when a GPU is opened."""
+
 _lock = threading.Lock()
 _session: InferenceSession | None = None
 
 
 @functools.cache
 def get_accelerators() -> tuple[driver.Device, ...]:
-    """The GPUs that MAX can use on this machine, in MAX's order; empty on a CPU-only machine."""
+    """The GPUs that MAX can use on this machine, in MAX's order; empty on a CPU-only machine.
+
+    Recording a device graph makes MAX's pool of memory take what it may: by default nearly the whole card, which torch
+    needs too. The pool grows beyond its size where it must.
+    """
+    os.environ.setdefault(POOL_PERCENT, "5")
     return tuple(driver.Accelerator(i) for i in range(driver.accelerator_count()))
 
 
