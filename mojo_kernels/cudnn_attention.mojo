@@ -1,65 +1,35 @@
-"""Attention by NVIDIA's cuDNN: the operations of attention as one graph, for which the library has fused kernels.
+"""Attention and its gradients as graphs of operations for NVIDIA's cuDNN.
 
-The library knows such graphs by their form. So there are operations here whose results nobody reads, and tensors are in
-the order `[batch, heads, length, size]` wherever they lie in memory.
+Sizes and strides are in the order `[batch, heads, length, size]`, wherever a tensor lies in memory.
 """
 
 from max.gpu.host import DeviceBuffer, DeviceContext
-from max.gpu.host._nvidia_cuda import CUDA
-from std.utils.lock import BlockingScopedLock
 
-from .cudnn import (
-    CUDNN,
-    ENGINE_CONFIG,
-    HEURISTIC,
-    LIBRARY,
-    MOST_CONFIGS,
-    OF_DATA_TYPE,
-    OF_DESCRIPTOR,
-    OF_HANDLE,
-    OF_HEURISTIC_MODE,
-    OF_INT64,
-    OF_POINTER,
-    OPERATION_GRAPH,
-    PLAN,
-    TENSOR,
-    VARIANT_PACK,
-    Cudnn,
-    Plan,
-    Scratch,
-    type_code,
+from .cudnn import Cudnn, Scratch, type_code
+from .cudnn_graph import (
+    ADD,
+    ALIGNMENT,
+    AT_LEAST,
+    BOOL,
+    COPY,
+    DIVIDE,
+    EXPONENTIAL,
+    FLOAT,
+    INDEX,
+    INT32,
+    LARGEST,
+    LOGARITHM,
+    MULTIPLY,
+    SELECT,
+    SUBTRACT,
+    SUM,
+    Builder,
+    Computation,
+    dense,
+    launch,
 )
 
-# Kinds of descriptors and types of attributes that only attention has.
-comptime POINTWISE = 0
-comptime POINTWISE_OPERATION = 13
-comptime MATMUL = 18
-comptime MATMUL_OPERATION = 19
-comptime REDUCTION = 21
-comptime REDUCTION_OPERATION = 22
-comptime OF_BOOL = 2
-comptime OF_POINTWISE_MODE = 14
-comptime OF_REDUCTION_MODE = 18
-
-# Types of numbers (cudnnDataType_t).
-comptime FLOAT = 0
-comptime INT32 = 4
-comptime BOOL = 11
-
-# What pointwise operations and reductions compute (cudnnPointwiseMode_t, cudnnReduceTensorOp_t).
-comptime ADD = 0
-comptime MULTIPLY = 1
-comptime DIVIDE = 6
-comptime SUBTRACT = 9
-comptime EXPONENTIAL = 13
-comptime LOGARITHM = 15
-comptime AT_LEAST = 303
-comptime INDEX = 501
-comptime SELECT = 601
-comptime SUM = 0
-comptime LARGEST = 3
-
-# The numbers of tensors that have memory. Those of the others count on from the last.
+# The numbers of tensors that have memory.
 comptime QUERY = 1
 comptime KEY = 2
 comptime VALUE = 3
@@ -68,20 +38,26 @@ comptime SCALE = 5
 comptime BIAS = 6
 comptime NEVER = 7
 comptime LOGARITHMS = 8
-comptime VIRTUAL = 100
+comptime GRADIENT = 9
+comptime OF_QUERY = 10
+comptime OF_KEY = 11
+comptime OF_VALUE = 12
+comptime SUMS = 13
+comptime EXACT = 14
+comptime ONE = 15
 
-comptime ALIGNMENT = 16
-"""Bytes: what the fused kernels need of every address and of every stride."""
-comptime NO_TENSOR = 0
-comptime NO_AXIS = -1
-
+# What keys of plans begin with.
 comptime ATTENTION_KEY = 1000
-"""What a plan's key begins with, so that no other plan has the same."""
+comptime GRADIENTS_KEY = 1001
+
+comptime BITS_NEVER = 0xFF800000
+comptime BITS_ONE = 0x3F800000
+"""Minus infinity and 1 in float32."""
 
 
 @fieldwise_init
 struct Laid(Copyable, Movable):
-    """A tensor on the device: sizes and strides in the order `[batch, heads, length, size]`, and its address."""
+    """A tensor on the device: sizes and strides, and its address."""
 
     var sizes: List[Int]
     var strides: List[Int]
@@ -94,12 +70,21 @@ struct Laid(Copyable, Movable):
             count += (self.sizes[i] - 1) * self.strides[i]
         return count
 
+    def tensor(self, builder: Builder, cudnn: Cudnn, id: Int, code: Int) raises -> Int:
+        """Its descriptor."""
+        return builder.tensor(cudnn, id, code, self.sizes, self.strides)
+
+    def transposed(self, builder: Builder, cudnn: Cudnn, id: Int, code: Int) raises -> Int:
+        """The descriptor of its matrices' transposes."""
+        return builder.tensor(cudnn, id, code, swapped(self.sizes), swapped(self.strides))
+
 
 @fieldwise_init
-struct Attention(Copyable, Movable):
-    """What to compute: `softmax(query @ key^T * scale + bias) @ value`, and perhaps the logarithms of the sums.
+struct Operands(Copyable, Movable):
+    """What attention and its gradients have in common. The bias counts only if its address is not 0.
 
-    `bias` and `logarithms` count only if their address is not 0. `logarithms` are float32, `[batch, heads, length, 1]`.
+    `logarithms` are float32 and dense, `[batch, heads, length, 1]`. `numbers` is where a scale, minus infinity and 1
+    are on the host, float32 in 8 bytes each.
     """
 
     var type: DType
@@ -110,13 +95,22 @@ struct Attention(Copyable, Movable):
     var result: Laid
     var bias: Laid
     var logarithms: Laid
+    var numbers: Int
 
-    def plan_key(self) -> List[Int]:
-        """All of it but the addresses, as numbers."""
+    def rows(self) -> List[Int]:
+        """The sizes of what there is once for each row of the scores."""
+        return [self.query.sizes[0], self.query.sizes[1], self.query.sizes[2], 1]
+
+    def wide(self) -> List[Int]:
+        """The sizes of the scores."""
+        return [self.query.sizes[0], self.query.sizes[1], self.query.sizes[2], self.key.sizes[2]]
+
+    def key_of(self, first: Int, flags: Int, others: List[Laid]) -> List[Int]:
+        """The key of a plan."""
         var numbers: List[Int] = [
-            ATTENTION_KEY,
+            first,
             type_code(self.type),
-            Int(self.is_causal) + 2 * Int(self.bias.address != 0) + 4 * Int(self.logarithms.address != 0),
+            Int(self.is_causal) + 2 * Int(self.bias.address != 0) + 4 * flags,
         ]
         var tensors: List[Laid] = [
             self.query.copy(),
@@ -125,111 +119,209 @@ struct Attention(Copyable, Movable):
             self.result.copy(),
             self.bias.copy(),
         ]
+        tensors.extend(others.copy())
         for tensor in tensors:
             numbers.extend(tensor.sizes.copy())
             numbers.extend(tensor.strides.copy())
         return numbers^
 
+    def tensors(self) -> List[Int]:
+        """The numbers of tensors that have memory, each with its address behind it."""
+        var found: List[Int] = [
+            QUERY, self.query.address,
+            KEY, self.key.address,
+            VALUE, self.value.address,
+            RESULT, self.result.address,
+            SCALE, self.numbers,
+        ]  # fmt: skip
+        if self.bias.address != 0:
+            found.extend([BIAS, self.bias.address])
+        if self.is_causal:
+            found.extend([NEVER, self.numbers + 8])
+        if self.logarithms.address != 0:
+            found.extend([LOGARITHMS, self.logarithms.address])
+        return found^
 
-struct Builder(Movable):
-    """The operations of one graph, and the number of the last tensor without memory."""
+    def scores(self, mut b: Builder, cudnn: Cudnn, query: Int, key: Int, scale: Int) raises -> Int:
+        """The scaled scores, with a bias if there is one."""
+        var scores = b.virtual(cudnn, self.wide())
+        b.product(cudnn, scores, query, key)
+        var scaled = b.virtual(cudnn, self.wide())
+        b.pointwise(cudnn, MULTIPLY, scaled, scores, scale)
+        if self.bias.address == 0:
+            return scaled
+        var biased = b.virtual(cudnn, self.wide())
+        b.pointwise(cudnn, ADD, biased, scaled, self.bias.tensor(b, cudnn, BIAS, type_code(self.type)))
+        return biased
 
-    var operations: List[Int]
-    var last: Int
+    def masked(self, mut b: Builder, cudnn: Cudnn, scores: Int) raises -> Int:
+        """The scores, with minus infinity where nothing is attended to."""
+        if not self.is_causal:
+            return scores
+        var row = b.virtual(cudnn, self.wide(), INT32)
+        b.pointwise(cudnn, INDEX, row, scores, axis=2)
+        var column = b.virtual(cudnn, self.wide(), INT32)
+        b.pointwise(cudnn, INDEX, column, scores, axis=3)
+        var seen = b.virtual(cudnn, self.wide(), BOOL)
+        b.pointwise(cudnn, AT_LEAST, seen, row, column, code=BOOL)
+        var masked = b.virtual(cudnn, self.wide())
+        b.pointwise(cudnn, SELECT, masked, scores, b.number(cudnn, NEVER), seen)
+        return masked
 
-    def __init__(out self):
-        self.operations = List[Int]()
-        self.last = VIRTUAL
 
-    def tensor(
-        self,
-        cudnn: Cudnn,
-        id: Int,
-        code: Int,
-        sizes: List[Int],
-        strides: List[Int],
-        *,
-        virtual: Bool = False,
-        by_value: Bool = False,
-    ) raises -> Int:
-        """A tensor in memory; or one that is never stored; or a number that is handed over when the plan runs."""
-        var made = cudnn.create(TENSOR)
-        cudnn.set(made, 906, OF_INT64, id)
-        cudnn.set(made, 901, OF_DATA_TYPE, code)
-        cudnn.set_all(made, 902, OF_INT64, sizes)
-        cudnn.set_all(made, 903, OF_INT64, strides)
-        cudnn.set(made, 900, OF_INT64, ALIGNMENT)
-        cudnn.set(made, 907, OF_BOOL, Int(virtual))
-        cudnn.set(made, 908, OF_BOOL, Int(by_value))
-        cudnn.finalize(made)
-        return made
+@fieldwise_init
+struct Attention(Computation, Movable):
+    """`softmax(query @ key^T * scale + bias) @ value`; and the logarithms of rows' sums, if they have an address."""
 
-    def number(self, cudnn: Cudnn, id: Int) raises -> Int:
-        """A float32 that is handed over when the plan runs."""
-        var one: List[Int] = [1, 1, 1, 1]
-        return self.tensor(cudnn, id, FLOAT, one, one, by_value=True)
+    var given: Operands
 
-    def virtual(mut self, cudnn: Cudnn, sizes: List[Int], code: Int = FLOAT) raises -> Int:
-        """A tensor that is never stored."""
-        self.last += 1
-        var strides: List[Int] = [sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1]
-        return self.tensor(cudnn, self.last, code, sizes, strides, virtual=True)
+    def key(self) -> List[Int]:
+        """What a plan depends on."""
+        return self.given.key_of(ATTENTION_KEY, Int(self.given.logarithms.address != 0), List[Laid]())
 
-    def product(mut self, cudnn: Cudnn, a: Int, b: Int, y: Int) raises:
-        """`y = a @ b` of matrices, summed in float32."""
-        var made = cudnn.create(MATMUL)
-        cudnn.set(made, 1500, OF_DATA_TYPE, FLOAT)
-        cudnn.finalize(made)
-        var operation = cudnn.create(MATMUL_OPERATION)
-        cudnn.set(operation, 1520, OF_DESCRIPTOR, a)
-        cudnn.set(operation, 1521, OF_DESCRIPTOR, b)
-        cudnn.set(operation, 1522, OF_DESCRIPTOR, y)
-        cudnn.set(operation, 1523, OF_DESCRIPTOR, made)
-        cudnn.finalize(operation)
-        self.operations.append(operation)
+    def tensors(self) -> List[Int]:
+        """The numbers of tensors that have memory, each with its address behind it."""
+        return self.given.tensors()
 
-    def pointwise(
-        mut self,
-        cudnn: Cudnn,
-        mode: Int,
-        y: Int,
-        x: Int,
-        b: Int = NO_TENSOR,
-        condition: Int = NO_TENSOR,
-        *,
-        axis: Int = NO_AXIS,
-        code: Int = FLOAT,
-    ) raises:
-        """`y`, element by element, from one to three tensors; or the index along an axis."""
-        var made = cudnn.create(POINTWISE)
-        cudnn.set(made, 0, OF_POINTWISE_MODE, mode)
-        cudnn.set(made, 1, OF_DATA_TYPE, code)
-        if axis != NO_AXIS:
-            cudnn.set(made, 9, OF_INT64, axis)
-        cudnn.finalize(made)
-        var operation = cudnn.create(POINTWISE_OPERATION)
-        cudnn.set(operation, 750, OF_DESCRIPTOR, made)
-        cudnn.set(operation, 751, OF_DESCRIPTOR, x)
-        if b != NO_TENSOR:
-            cudnn.set(operation, 752, OF_DESCRIPTOR, b)
-        cudnn.set(operation, 753, OF_DESCRIPTOR, y)
-        if condition != NO_TENSOR:
-            cudnn.set(operation, 758, OF_DESCRIPTOR, condition)
-        cudnn.finalize(operation)
-        self.operations.append(operation)
+    def operations(self, cudnn: Cudnn) raises -> List[Int]:
+        """The operations, in the order in which the library expects them."""
+        ref a = self.given
+        var type = type_code(a.type)
+        var rows = a.rows()
+        var wide = a.wide()
+        var b = Builder()
+        var query = a.query.tensor(b, cudnn, QUERY, type)
+        var key = a.key.transposed(b, cudnn, KEY, type)
+        var scores = a.masked(b, cudnn, a.scores(b, cudnn, query, key, b.number(cudnn, SCALE)))
+        var top = b.virtual(cudnn, rows)
+        b.reduce(cudnn, LARGEST, top, scores)
+        var below = b.virtual(cudnn, wide)
+        b.pointwise(cudnn, SUBTRACT, below, scores, top)
+        var weights = b.virtual(cudnn, wide)
+        b.pointwise(cudnn, EXPONENTIAL, weights, below)
+        var total = b.virtual(cudnn, rows)
+        b.reduce(cudnn, SUM, total, weights)
+        var logarithm = b.virtual(cudnn, rows)
+        b.pointwise(cudnn, LOGARITHM, logarithm, total)
+        var logarithms: Int
+        if a.logarithms.address != 0:
+            logarithms = a.logarithms.tensor(b, cudnn, LOGARITHMS, FLOAT)
+        else:
+            logarithms = b.virtual(cudnn, rows)
+        b.pointwise(cudnn, ADD, logarithms, top, logarithm)
+        var shares = b.virtual(cudnn, wide, type)
+        b.pointwise(cudnn, DIVIDE, shares, weights, total)
+        b.product(
+            cudnn,
+            a.result.tensor(b, cudnn, RESULT, type),
+            shares,
+            a.value.tensor(b, cudnn, VALUE, type),
+        )
+        return b.operations.copy()
 
-    def reduce(mut self, cudnn: Cudnn, mode: Int, y: Int, x: Int) raises:
-        """`y`, the sum or the largest element along those dimensions in which it has size 1."""
-        var made = cudnn.create(REDUCTION)
-        cudnn.set(made, 1600, OF_REDUCTION_MODE, mode)
-        cudnn.set(made, 1601, OF_DATA_TYPE, FLOAT)
-        cudnn.finalize(made)
-        var operation = cudnn.create(REDUCTION_OPERATION)
-        cudnn.set(operation, 1610, OF_DESCRIPTOR, x)
-        cudnn.set(operation, 1611, OF_DESCRIPTOR, y)
-        cudnn.set(operation, 1612, OF_DESCRIPTOR, made)
-        cudnn.finalize(operation)
-        self.operations.append(operation)
+
+@fieldwise_init
+struct Gradients(Computation, Movable):
+    """Gradients of query, key and value, from that of the result, from the result and from the saved logarithms.
+
+    `sums` `[batch, heads, length, 1]` and `exact` `[batch, heads, length, size]`, both float32, are memory to work in.
+    """
+
+    var given: Operands
+    var gradient: Laid
+    var of_query: Laid
+    var of_key: Laid
+    var of_value: Laid
+    var sums: Laid
+    var exact: Laid
+
+    def key(self) -> List[Int]:
+        """What a plan depends on."""
+        var others: List[Laid] = [
+            self.gradient.copy(),
+            self.of_query.copy(),
+            self.of_key.copy(),
+            self.of_value.copy(),
+        ]
+        return self.given.key_of(GRADIENTS_KEY, 0, others)
+
+    def tensors(self) -> List[Int]:
+        """The numbers of tensors that have memory, each with its address behind it."""
+        var found = self.given.tensors()
+        var more: List[Int] = [
+            GRADIENT, self.gradient.address,
+            OF_QUERY, self.of_query.address,
+            OF_KEY, self.of_key.address,
+            OF_VALUE, self.of_value.address,
+            SUMS, self.sums.address,
+            EXACT, self.exact.address,
+            ONE, self.given.numbers + 16,
+        ]  # fmt: skip
+        found.extend(more^)
+        return found^
+
+    def operations(self, cudnn: Cudnn) raises -> List[Int]:
+        """The operations, in the order in which the library expects them."""
+        ref a = self.given
+        var type = type_code(a.type)
+        var rows = a.rows()
+        var wide = a.wide()
+        var b = Builder()
+        var query = a.query.tensor(b, cudnn, QUERY, type)
+        var key = a.key.transposed(b, cudnn, KEY, type)
+        var value = a.value.transposed(b, cudnn, VALUE, type)
+        var scale = b.number(cudnn, SCALE)
+        var gradient = self.gradient.tensor(b, cudnn, GRADIENT, type)
+
+        # The sum of gradient * result over each row: what softmax takes from the gradient of its weights.
+        ref o = a.result.sizes
+        var strides: List[Int] = [o[1] * o[2] * o[3], o[2] * o[3], o[1] * o[3], 1]  # as torch's graphs have them
+        var products = b.virtual(cudnn, o, strides)
+        b.pointwise(cudnn, MULTIPLY, products, gradient, a.result.tensor(b, cudnn, RESULT, type))
+        var along = b.virtual(cudnn, rows)
+        b.reduce(cudnn, SUM, along, products)
+        var sums = self.sums.tensor(b, cudnn, SUMS, FLOAT)
+        b.pointwise(cudnn, MULTIPLY, sums, along, b.number(cudnn, ONE))
+
+        # The weights, by which the value's gradient is a product.
+        var scores = a.scores(b, cudnn, query, key, scale)
+        var below = b.virtual(cudnn, wide)
+        b.pointwise(cudnn, SUBTRACT, below, scores, a.logarithms.tensor(b, cudnn, LOGARITHMS, FLOAT))
+        var weights = b.virtual(cudnn, wide)
+        b.pointwise(cudnn, EXPONENTIAL, weights, a.masked(b, cudnn, below))
+        self.product_of_turned(b, cudnn, self.of_value, OF_VALUE, weights, gradient)
+
+        # The gradient of the scores, by which those of key and query are products.
+        var of_weights = b.virtual(cudnn, wide)
+        b.product(cudnn, of_weights, gradient, value)
+        var centred = b.virtual(cudnn, wide)
+        b.pointwise(cudnn, SUBTRACT, centred, of_weights, sums)
+        var of_scores = b.virtual(cudnn, wide)
+        b.pointwise(cudnn, MULTIPLY, of_scores, centred, weights)
+        var scaled = b.virtual(cudnn, wide)
+        b.pointwise(cudnn, MULTIPLY, scaled, of_scores, scale)
+        self.product_of_turned(b, cudnn, self.of_key, OF_KEY, scaled, query)
+        var keys = b.virtual(cudnn, a.key.sizes, a.key.strides)
+        b.reshape(cudnn, keys, key)
+        var exact = self.exact.tensor(b, cudnn, EXACT, FLOAT)
+        b.product(cudnn, exact, scaled, keys)
+        b.pointwise(cudnn, COPY, self.of_query.tensor(b, cudnn, OF_QUERY, type), exact)
+        return b.operations.copy()
+
+    def product_of_turned(self, mut b: Builder, cudnn: Cudnn, y: Laid, id: Int, x: Int, rows: Int) raises:
+        """`y = x^T @ rows` for `x` of the scores' sizes. Heads that share one of `y` are summed."""
+        var wide = self.given.wide()
+        var type = type_code(self.given.type)
+        var turned = b.virtual(cudnn, swapped(wide), swapped(dense(wide)), type)
+        b.reshape(cudnn, turned, x)
+        var result = y.tensor(b, cudnn, id, type)
+        if y.sizes[1] == wide[1]:
+            b.product(cudnn, result, turned, rows)
+            return
+        var sizes: List[Int] = [wide[0], wide[1], wide[3], y.sizes[3]]
+        var every = b.virtual(cudnn, sizes, type)
+        b.product(cudnn, every, turned, rows)
+        b.reduce(cudnn, SUM, result, every)
 
 
 def swapped(x: List[Int]) -> List[Int]:
@@ -237,169 +329,74 @@ def swapped(x: List[Int]) -> List[Int]:
     return [x[0], x[1], x[3], x[2]]
 
 
-def operations_of(cudnn: Cudnn, attention: Attention) raises -> List[Int]:
-    """The operations of attention, in the order in which the library expects them."""
-    ref a = attention
-    var type = type_code(a.type)
-    var rows: List[Int] = [a.query.sizes[0], a.query.sizes[1], a.query.sizes[2], 1]
-    var wide: List[Int] = [a.query.sizes[0], a.query.sizes[1], a.query.sizes[2], a.key.sizes[2]]
-    var b = Builder()
-    var query = b.tensor(cudnn, QUERY, type, a.query.sizes, a.query.strides)
-    var key = b.tensor(cudnn, KEY, type, swapped(a.key.sizes), swapped(a.key.strides))
-    var value = b.tensor(cudnn, VALUE, type, a.value.sizes, a.value.strides)
-    var result = b.tensor(cudnn, RESULT, type, a.result.sizes, a.result.strides)
+# -- on the device -----------------------------------------------------------------------------------------------------
+struct Copies(Movable):
+    """Copies of tensors of 16-bit floats that begin where the library would read something else."""
 
-    var scores = b.virtual(cudnn, wide)
-    b.product(cudnn, query, key, scores)
-    var scaled = b.virtual(cudnn, wide)
-    b.pointwise(cudnn, MULTIPLY, scaled, scores, b.number(cudnn, SCALE))
-    scores = scaled
-    if a.bias.address != 0:
-        var biased = b.virtual(cudnn, wide)
-        var bias = b.tensor(cudnn, BIAS, type, a.bias.sizes, a.bias.strides)
-        b.pointwise(cudnn, ADD, biased, scores, bias)
-        scores = biased
-    if a.is_causal:
-        var row = b.virtual(cudnn, wide, INT32)
-        b.pointwise(cudnn, INDEX, row, scores, axis=2)
-        var column = b.virtual(cudnn, wide, INT32)
-        b.pointwise(cudnn, INDEX, column, scores, axis=3)
-        var seen = b.virtual(cudnn, wide, BOOL)
-        b.pointwise(cudnn, AT_LEAST, seen, row, column, code=BOOL)
-        var masked = b.virtual(cudnn, wide)
-        b.pointwise(cudnn, SELECT, masked, scores, b.number(cudnn, NEVER), seen)
-        scores = masked
+    var buffers: List[DeviceBuffer[DType.uint16]]
 
-    var top = b.virtual(cudnn, rows)
-    b.reduce(cudnn, LARGEST, top, scores)
-    var below = b.virtual(cudnn, wide)
-    b.pointwise(cudnn, SUBTRACT, below, scores, top)
-    var weights = b.virtual(cudnn, wide)
-    b.pointwise(cudnn, EXPONENTIAL, weights, below)
-    var total = b.virtual(cudnn, rows)
-    b.reduce(cudnn, SUM, total, weights)
-    var logarithm = b.virtual(cudnn, rows)
-    b.pointwise(cudnn, LOGARITHM, logarithm, total)
-    var logarithms: Int
-    if a.logarithms.address != 0:
-        logarithms = b.tensor(cudnn, LOGARITHMS, FLOAT, a.logarithms.sizes, a.logarithms.strides)
-    else:
-        logarithms = b.virtual(cudnn, rows)
-    b.pointwise(cudnn, ADD, logarithms, top, logarithm)
-    var shares = b.virtual(cudnn, wide, type)
-    b.pointwise(cudnn, DIVIDE, shares, weights, total)
-    b.product(cudnn, shares, value, result)
-    return b.operations.copy()
+    def __init__(out self):
+        self.buffers = List[DeviceBuffer[DType.uint16]]()
 
+    def align(mut self, mut x: Laid, ctx: DeviceContext) raises:
+        """Let `x` be a copy of itself if need be."""
+        if x.address % ALIGNMENT == 0:
+            return
+        var place = Pointer[UInt16, MutUntrackedOrigin](unsafe_from_address=x.address)
+        var copy = ctx.enqueue_create_buffer[DType.uint16](x.extent())
+        ctx.enqueue_copy(copy, DeviceBuffer[DType.uint16](ctx, place, x.extent(), owning=False))
+        x.address = Int(copy.unsafe_ptr())
+        self.buffers.append(copy^)
 
-def first_plan(cudnn: Cudnn, handle: Int, operations: List[Int], key: List[Int]) raises -> Plan:
-    """The first plan that the library proposes for a graph and that can be had."""
-    var graph = cudnn.create(OPERATION_GRAPH)
-    cudnn.set_all(graph, 801, OF_DESCRIPTOR, operations)
-    cudnn.set(graph, 800, OF_HANDLE, handle)
-    cudnn.finalize(graph)
-    var reason = String("no engine")
-    var modes: List[Int] = [3, 2]  # by a model of speed; then whatever works
-    for mode in modes:
-        var heuristic = cudnn.create(HEURISTIC)
-        cudnn.set(heuristic, 201, OF_DESCRIPTOR, graph)
-        cudnn.set(heuristic, 200, OF_HEURISTIC_MODE, mode)
-        var configs = Scratch(MOST_CONFIGS)
-        var count = 0
-        try:
-            cudnn.finalize(heuristic)
-            for i in range(MOST_CONFIGS):
-                configs.memory[unsafe_offset=i] = cudnn.create(ENGINE_CONFIG)
-            count = min(cudnn.get(heuristic, 202, OF_DESCRIPTOR, configs, MOST_CONFIGS), MOST_CONFIGS)
-        except error:
-            reason = String(error)
-        for i in range(count):
-            try:
-                var made = cudnn.create(PLAN)
-                cudnn.set(made, 400, OF_HANDLE, handle)
-                cudnn.set(made, 401, OF_DESCRIPTOR, configs[i])
-                cudnn.finalize(made)
-                var bytes = Scratch(1)
-                _ = cudnn.get(made, 402, OF_INT64, bytes, 1)
-                return Plan(key.copy(), made, bytes[0])
-            except error:
-                reason = String(error)
-    raise Error(String("cuDNN has no way to compute attention: ", reason))
-
-
-def find(mut cudnn: Cudnn, device: Int, attention: Attention) raises -> Int:
-    """The index of the plan for what is to be computed."""
-    var key = attention.plan_key()
-    for i in range(len(cudnn.devices[device].plans)):
-        if cudnn.devices[device].plans[i].key == key:
-            return i
-    var made = first_plan(cudnn, cudnn.devices[device].handle, operations_of(cudnn, attention), key)
-    cudnn.devices[device].plans.append(made^)
-    return len(cudnn.devices[device].plans) - 1
-
-
-def run(cudnn: Cudnn, handle: Int, plan: Int, attention: Attention, numbers: Scratch, workspace: Int) raises:
-    """Enqueue a plan. `numbers` are the scale and minus infinity, float32 in 8 bytes each; addresses are the device's."""
-    ref a = attention
-    var ids: List[Int] = [QUERY, KEY, VALUE, RESULT, SCALE]
-    var places: List[Int] = [a.query.address, a.key.address, a.value.address, a.result.address, numbers.address()]
-    if a.bias.address != 0:
-        ids.append(BIAS)
-        places.append(a.bias.address)
-    if a.is_causal:
-        ids.append(NEVER)
-        places.append(numbers.address() + 8)
-    if a.logarithms.address != 0:
-        ids.append(LOGARITHMS)
-        places.append(a.logarithms.address)
-    var pack = cudnn.create(VARIANT_PACK)
-    cudnn.set_all(pack, 1000, OF_INT64, ids)
-    cudnn.set_all(pack, 1001, OF_POINTER, places)
-    cudnn.set(pack, 1003, OF_POINTER, workspace)
-    cudnn.finalize(pack)
-    var status = cudnn.library.value().get_function[Int32]("cudnnBackendExecute")(handle, plan, pack)
-    cudnn.destroy(pack)
-    cudnn.check(status, "attention")
-
-
-def align(mut x: Laid, mut copies: List[DeviceBuffer[DType.uint16]], ctx: DeviceContext) raises:
-    """Copy a tensor of 16-bit floats that begins where the library would read something else."""
-    if x.address % ALIGNMENT == 0:
-        return
-    var place = Pointer[UInt16, MutUntrackedOrigin](unsafe_from_address=x.address)
-    var copy = ctx.enqueue_create_buffer[DType.uint16](x.extent())
-    ctx.enqueue_copy(copy, DeviceBuffer[DType.uint16](ctx, place, x.extent(), owning=False))
-    x.address = Int(copy.unsafe_ptr())
-    copies.append(copy^)
+    def align_all(mut self, mut given: Operands, ctx: DeviceContext) raises:
+        """Do so for what is read by attention and by its gradients."""
+        self.align(given.query, ctx)
+        self.align(given.key, ctx)
+        self.align(given.value, ctx)
+        self.align(given.bias, ctx)
 
 
 @no_inline
-def attend(mut attention: Attention, scale: Int, ctx: DeviceContext) raises:
+def attend(var given: Operands, scale: Int, ctx: DeviceContext) raises:
     """Enqueue attention. `scale` are the bits of a float32."""
-    var cudnn = CUDNN.get_or_create_ptr()
-    if not cudnn[].library:
-        raise Error(
-            "attention on an NVIDIA GPU needs cuDNN, which comes with PyTorch for CUDA; ", LIBRARY, " was not found"
-        )
-    var values: List[Int] = [scale, 0xFF800000]
+    var copies = Copies()
+    copies.align_all(given, ctx)
+    var values: List[Int] = [scale, BITS_NEVER]
     var numbers = Scratch(values)
-    var copies = List[DeviceBuffer[DType.uint16]]()
-    align(attention.query, copies, ctx)
-    align(attention.key, copies, ctx)
-    align(attention.value, copies, ctx)
-    align(attention.bias, copies, ctx)
-    with ctx.push_context():
-        var stream = CUDA(ctx.stream())
-        var number = Int(stream.value()) if stream else 0
-        with BlockingScopedLock(cudnn[].lock):
-            var device = cudnn[].device(Int(ctx.id()))
-            cudnn[].use_stream(device, number)
-            var plan = find(cudnn[], device, attention)
-            var handle = cudnn[].devices[device].handle
-            var descriptor = cudnn[].devices[device].plans[plan].descriptor
-            var bytes = cudnn[].devices[device].plans[plan].workspace
-            var workspace = ctx.enqueue_create_buffer[DType.uint8](max(bytes, 1))
-            run(cudnn[], handle, descriptor, attention, numbers, Int(workspace.unsafe_ptr()))
-            _ = workspace^  # given back behind the kernel, in the stream's order
-    _ = copies^
+    given.numbers = numbers.address()
+    launch(Attention(given^), ctx)
+    _ = copies^  # given back behind the kernel, in the stream's order
+    _ = numbers^  # it would end before the call
+
+
+@no_inline
+def attend_backward(
+    var given: Operands,
+    var gradient: Laid,
+    var of_query: Laid,
+    var of_key: Laid,
+    var of_value: Laid,
+    scale: Int,
+    ctx: DeviceContext,
+) raises:
+    """Enqueue the gradients of attention. `scale` are the bits of a float32."""
+    var copies = Copies()
+    copies.align_all(given, ctx)
+    copies.align(given.result, ctx)
+    copies.align(gradient, ctx)
+    var rows = given.rows()
+    var values: List[Int] = [scale, BITS_NEVER, BITS_ONE]
+    var numbers = Scratch(values)
+    given.numbers = numbers.address()
+    var count = rows[0] * rows[1] * rows[2]
+    var size = given.query.sizes[3]
+    var wide: List[Int] = [rows[0], rows[1], rows[2], size]
+    var sums = ctx.enqueue_create_buffer[DType.float32](count)
+    var exact = ctx.enqueue_create_buffer[DType.float32](count * size)
+    var of_sums = Laid(rows.copy(), dense(rows), Int(sums.unsafe_ptr()))
+    var of_exact = Laid(wide.copy(), dense(wide), Int(exact.unsafe_ptr()))
+    launch(Gradients(given^, gradient^, of_query^, of_key^, of_value^, of_sums^, of_exact^), ctx)
+    _ = copies^  # given back behind the kernels, in the stream's order
+    _ = sums^
+    _ = exact^
     _ = numbers^  # it would end before the call

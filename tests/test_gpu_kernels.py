@@ -54,7 +54,7 @@ ATTENTION = {
 
 CASES = {
     "antialias": ["resizes"],
-    "attention": ["forward_bf16"],
+    "attention": ["forward_bf16", "logarithms_bf16", "backward_bf16"],
     "bitwise": ["bits_i64", "shifts_i64"],
     "comparison": ["tests_f32", "nextafter"],
     "convolution": ["gradient_plain"],

@@ -246,6 +246,5 @@ def test_symbolic_lengths() -> None:
 
 
 def test_many_long_rows() -> None:
-    """Torch's kernel is the faster one for these, and runs them by design: they are no islands."""
     q = (1, 16, 4096, 128)
     check_calls([call("full", q), call("causal", q, is_causal=True)])

@@ -23,10 +23,15 @@ from torch_max_backend.aten_functions.common import (
     static,
     tensor,
 )
-from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
+from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape, promise, settings
 from torch_max_backend.aten_functions.dtypes import Operand, accumulator
 from torch_max_backend.aten_functions.flash import flash, suits_flash
-from torch_max_backend.aten_functions.library_attention import attend_by_library, suits_library
+from torch_max_backend.aten_functions.library_attention import (
+    attend_by_library,
+    gradients_by_library,
+    suits_library,
+    suits_library_gradients,
+)
 from torch_max_backend.aten_functions.matmul import check_product, product, wide_product
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.errors import Unsupported
@@ -237,6 +242,29 @@ def _gradients(
     )
 
 
+def _backward(
+    grad: TensorValue,
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    out: TensorValue,
+    logarithms: TensorValue,
+    dropout_p: Operand,
+    is_causal: bool,
+    mask: TensorValue | None,
+    scale: Operand | None,
+) -> tuple[TensorValue, ...]:
+    """Gradients of query, key and value, from the rows' saved logarithms ``[B, H, S]``."""
+    _check(query, key, dropout_p)
+    if any(static(d) == 0 for x in (query, key, value) for d in x.shape):
+        return tuple(full(0, out_shape(i), out_dtype(i), query.device) for i in range(3))
+    if suits_library_gradients(query, key, value, mask, is_causal) and not settings().convolution_deterministic:
+        return gradients_by_library(grad, query, key, value, out, logarithms, mask, is_causal, scale)
+    biases = _biases(mask, is_causal, query, key)
+    grads = _gradients(grad, query, key, value, out, logarithms, biases, scale)[:3]
+    return tuple(cast(g, out_dtype(i)) for i, g in enumerate(grads))
+
+
 # _scaled_dot_product_flash_attention_for_cpu_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value,
 #   Tensor out, Tensor logsumexp, float dropout_p, bool is_causal, *, Tensor? attn_mask=None, float? scale=None)
 #   -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)
@@ -254,12 +282,60 @@ def _scaled_dot_product_flash_attention_for_cpu_backward(
     attn_mask: TensorValue | None = None,
     scale: Operand | None = None,
 ) -> tuple[TensorValue, ...]:
-    _check(query, key, dropout_p)
-    if any(static(d) == 0 for x in (query, key, value) for d in x.shape):
-        return tuple(full(0, out_shape(i), out_dtype(i), query.device) for i in range(3))
-    biases = _biases(attn_mask, is_causal, query, key)
-    grads = _gradients(grad_out, query, key, value, out, logsumexp, biases, scale)[:3]
-    return tuple(cast(g, out_dtype(i)) for i, g in enumerate(grads))
+    return _backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale)
+
+
+# _scaled_dot_product_flash_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out,
+#   Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal,
+#   Tensor philox_seed, Tensor philox_offset, *, float? scale=None)
+#   -> (Tensor grad_query, Tensor grad_key, Tensor grad_value)
+@map_to(aten._scaled_dot_product_flash_attention_backward.default, limits="no dropout")
+def _scaled_dot_product_flash_attention_backward(
+    grad_out: TensorValue,
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    out: TensorValue,
+    logsumexp: TensorValue,
+    cum_seq_q: TensorValue | None,
+    cum_seq_k: TensorValue | None,
+    max_q: Dim | int,
+    max_k: Dim | int,
+    dropout_p: Operand,
+    is_causal: bool,
+    philox_seed: TensorValue,
+    philox_offset: TensorValue,
+    *,
+    scale: Operand | None = None,
+) -> tuple[TensorValue, ...]:
+    return _backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, None, scale)
+
+
+# _scaled_dot_product_cudnn_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out,
+#   Tensor logsumexp, Tensor philox_seed, Tensor philox_offset, Tensor attn_bias, Tensor cum_seq_q, Tensor cum_seq_k,
+#   SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, *, float? scale=None) -> (Tensor, Tensor, Tensor)
+@map_to(aten._scaled_dot_product_cudnn_attention_backward.default, limits="no dropout")
+def _scaled_dot_product_cudnn_attention_backward(
+    grad_out: TensorValue,
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    out: TensorValue,
+    logsumexp: TensorValue,
+    philox_seed: TensorValue,
+    philox_offset: TensorValue,
+    attn_bias: TensorValue | None,
+    cum_seq_q: TensorValue | None,
+    cum_seq_k: TensorValue | None,
+    max_q: Dim | int,
+    max_k: Dim | int,
+    dropout_p: Operand,
+    is_causal: bool,
+    *,
+    scale: Operand | None = None,
+) -> tuple[TensorValue, ...]:
+    rows = reshape(logsumexp, query.shape[:3])
+    return _backward(grad_out, query, key, value, out, rows, dropout_p, is_causal, attn_bias, scale)
 
 
 def _unread(first: int, count: int) -> list[None]:
@@ -272,6 +348,14 @@ def _unread(first: int, count: int) -> list[None]:
     if read:
         raise Unsupported(f"outputs 0 and 1 of fused attention, but output {read[0]} is read")
     return [None] * count
+
+
+def _seeds(first: int, count: int) -> list[TensorValue | None]:
+    """Outputs that only dropout would read."""
+    return [
+        full(0, out_shape(i), out_dtype(i), promise(i).device) if is_used(i) else None
+        for i in range(first, first + count)
+    ]
 
 
 # _scaled_dot_product_flash_attention(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False,
@@ -288,7 +372,7 @@ def _scaled_dot_product_flash_attention(
     *,
     scale: Operand | None = None,
 ) -> list[TensorValue | None]:
-    rest = _unread(2, 7)
+    rest = [*_unread(2, 4), *_seeds(6, 2), *_unread(8, 1)]
     out, logarithms = _attention(query, key, value, None, dropout_p, is_causal, scale)
     return [out, logarithms, *rest]
 
@@ -317,7 +401,7 @@ def _scaled_dot_product_efficient_attention(
 #   bool compute_log_sumexp, float dropout_p=0., bool is_causal=False, bool return_debug_mask=False, *,
 #   float? scale=None) -> (Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q,
 #   SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)
-@map_to(aten._scaled_dot_product_cudnn_attention.default, limits="no dropout; only the output is read")
+@map_to(aten._scaled_dot_product_cudnn_attention.default, limits="no dropout; only the output and logsumexp are read")
 def _scaled_dot_product_cudnn_attention(
     query: TensorValue,
     key: TensorValue,
@@ -330,9 +414,9 @@ def _scaled_dot_product_cudnn_attention(
     *,
     scale: Operand | None = None,
 ) -> list[TensorValue | None]:
-    rest = _unread(1, 8)
-    out, _ = _attention(query, key, value, attn_bias, dropout_p, is_causal, scale)
-    return [out, *rest]
+    rest = [*_unread(2, 4), *_seeds(6, 2), *_unread(8, 1)]
+    out, logarithms = _attention(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return [out, logarithms if logarithms is None else ops.unsqueeze(logarithms, -1), *rest]
 
 
 # _scaled_dot_product_fused_attention_overrideable(Tensor query, Tensor key, Tensor value, Tensor? attn_bias=None,

@@ -30,6 +30,8 @@ from torch_max_backend.aten_functions.dtypes import Operand
 
 LARGEST = 256
 """The size of a head up to which the library has kernels on every GPU that it knows."""
+LARGEST_OF_GRADIENTS = 128
+"""The same for gradients."""
 STEP = 8
 """What sizes of heads are multiples of: rows begin at multiples of 16 bytes."""
 INSIDE = (0, 2, 1, 3)
@@ -64,18 +66,12 @@ def attend_by_library(
 
     The latter are float32. Both are 0 for a row that attends to nothing.
     """
-    factor = tensor(1.0 / math.sqrt(int(query.shape[3])) if scale is None else scale, DType.float32, DeviceRef.CPU())
-    parameters: dict[str, bool | int] = {"is_causal": is_causal, "has_bias": mask is not None, "result_inside": True}
-    places = [_Place(x) for x in (query, key, value)]
-    for name, place in zip(("query", "key", "value"), places, strict=True):
-        parameters |= {f"{name}_inside": place.is_inside, f"{name}_at": place.first}
-    parameters["groups"] = int(key.shape[1]) if any(place.is_slice for place in places) else 0
-    bias = places[0].source if mask is None else _bias(mask, query, key)
+    call = _Call(query, key, value, mask, is_causal, scale)
     batch, heads, length, _ = query.shape
     shapes = [(query.dtype, [batch, length, heads, value.shape[3]]), (DType.float32, [batch, heads, length])]
     name = "tmb_library_attention_with_logarithms" if wants_logarithms else "tmb_library_attention"
-    operands = [*(place.source for place in places), bias, factor]
-    found = mojo_op(name, operands, shapes if wants_logarithms else shapes[:1], parameters)
+    parameters = call.parameters | {"result_inside": True, "groups": call.groups}
+    found = mojo_op(name, [*call.sources, call.bias, call.factor], shapes[: 1 + wants_logarithms], parameters)
     rows, logarithms = permute(found[0], INSIDE), found[1] if wants_logarithms else None
     if mask is None:
         return rows, logarithms
@@ -84,12 +80,76 @@ def attend_by_library(
     return rows, None if logarithms is None else _only(ops.squeeze(attends, -1), logarithms)
 
 
+def suits_library_gradients(
+    query: TensorValue, key: TensorValue, value: TensorValue, mask: TensorValue | None, is_causal: bool
+) -> bool:
+    """Whether the library computes the gradients of this on every such GPU."""
+    sizes = (static(query.shape[3]), static(value.shape[3]))
+    lengths = (static(query.shape[2]), static(key.shape[2]))
+    return (
+        suits_library(query, key, value, mask, is_causal)
+        and all(size is not None and size <= LARGEST_OF_GRADIENTS for size in sizes)
+        and 1 not in lengths
+    )
+
+
+def gradients_by_library(
+    grad: TensorValue,
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    out: TensorValue,
+    logarithms: TensorValue,
+    mask: TensorValue | None,
+    is_causal: bool,
+    scale: Operand | None,
+) -> tuple[TensorValue, TensorValue, TensorValue]:
+    """Gradients of query, key and value, each where heads are in memory as in what it belongs to.
+
+    The sums of the query's gradient are not taken in the same order every time.
+    """
+    call = _Call(query, key, value, mask, is_causal, scale)
+    places = [_Place(x, may_be_slice=False) for x in (grad, out)]
+    parameters = call.parameters | {"grad_inside": places[0].is_inside, "result_inside": places[1].is_inside}
+    insides = [place.is_inside for place in call.places]
+    shapes = []
+    for x, is_inside in zip((query, key, value), insides, strict=True):
+        shapes.append((x.dtype, [x.shape[d] for d in INSIDE] if is_inside else list(x.shape)))
+    operands = [places[0].source, *call.sources, places[1].source, logarithms, call.bias, call.factor]
+    found = mojo_op("tmb_library_attention_gradients", operands, shapes, parameters)
+    q, k, v = (permute(x, INSIDE) if is_inside else x for x, is_inside in zip(found, insides, strict=True))
+    return q, k, v
+
+
+class _Call:
+    """What is handed over for attention and for its gradients."""
+
+    def __init__(
+        self,
+        query: TensorValue,
+        key: TensorValue,
+        value: TensorValue,
+        mask: TensorValue | None,
+        is_causal: bool,
+        scale: Operand | None,
+    ) -> None:
+        number = 1.0 / math.sqrt(int(query.shape[3])) if scale is None else scale
+        self.factor = tensor(number, DType.float32, DeviceRef.CPU())
+        self.places = [_Place(x) for x in (query, key, value)]
+        self.sources = [place.source for place in self.places]
+        self.bias = self.sources[0] if mask is None else _bias(mask, query, key)
+        self.groups = int(key.shape[1]) if any(place.is_slice for place in self.places) else 0
+        self.parameters: dict[str, bool | int] = {"is_causal": is_causal, "has_bias": mask is not None}
+        for name, place in zip(("query", "key", "value"), self.places, strict=True):
+            self.parameters |= {f"{name}_inside": place.is_inside, f"{name}_at": place.first}
+
+
 class _Place:
     """Where ``x [B, heads, length, size]`` is: in ``source``, which has as many heads or more, from ``first`` on."""
 
-    def __init__(self, x: TensorValue) -> None:
+    def __init__(self, x: TensorValue, may_be_slice: bool = True) -> None:
         inside, size = permute(x, INSIDE), int(x.shape[3])
-        columns = columns_of(inside)
+        columns = columns_of(inside) if may_be_slice else None
         self.is_slice, self.first = False, 0
         self.is_inside = memory_order(x) != (0, 1, 2, 3)
         self.source = inside if self.is_inside else x
