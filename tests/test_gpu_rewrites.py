@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from max.graph import Module
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torch_max_backend.aten_functions.context import CodeSettings
+from torch_max_backend.compiler import prebuild
+from torch_max_backend.compiler.lowering import build_graph
 from torch_max_backend.compiler.machine import Machine
 from torch_max_backend.graph.folding import fold_constants
 from torch_max_backend.graph.gelu import recognize_gelu
@@ -57,6 +61,13 @@ def test_a_mask_that_hides_nothing_goes_away() -> None:
     assert node.args[3] is None and node.args[6] is False
 
 
+def test_masks_that_torch_makes_of_booleans_count() -> None:
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        shown = torch.ones(5, 5, dtype=torch.bool).tril()
+        assert kind_of(shown) == "triangle" and kind_of(shown | True) == "nothing" and kind_of(~shown) == ""
+        assert kind_of(torch.where(shown, 0.0, -65504.0).to(torch.bfloat16)) == "triangle"
+
+
 @pytest.mark.parametrize("window", [2, 3])
 def test_other_masks_stay(window: int) -> None:
     def banded() -> torch.Tensor:
@@ -97,6 +108,24 @@ def test_what_only_resembles_gelu_stays() -> None:
         gm = traced(function, (4, 4))
         recognize_gelu(gm)
         assert not gm.graph.find_nodes(op="call_function", target=aten.gelu.default)
+
+
+@torch.no_grad()
+def test_attention_stays_whole_and_shares_keys() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mask = torch.arange(SIZE, device="cuda")[:, None] >= torch.arange(SIZE, device="cuda")
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+    def run(device: str) -> None:
+        shapes = [(2, heads, SIZE, 64) for heads in (4, 2, 2)]
+        inputs = [torch.empty(s, device=device, dtype=torch.bfloat16) for s in shapes]
+        torch.compile(attend, backend="max_backend", dynamic=False, options={"fallback": "error"})(*inputs)
+
+    (job,) = prebuild.regions_of(run, "cuda").jobs.values()
+    (node,) = [n for n in job.region.nodes if n.target is aten.scaled_dot_product_attention.default]
+    assert node.args[3:] == (None, 0.0, True) and node.kwargs["enable_gqa"] is True
+    graph = str(build_graph(job.region, "whole", Module(), CodeSettings("highest", "cuda")))
+    assert graph.count("tmb_library_attention") == 1
 
 
 def test_positions_that_are_repeated_fold() -> None:

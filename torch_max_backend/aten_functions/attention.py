@@ -196,6 +196,26 @@ def _attention(
 
 
 # -- the ops ---------------------------------------------------------------------------------------------------------
+# scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.,
+#   bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
+@map_to(aten.scaled_dot_product_attention.default, limits="GPU, without gradients: elsewhere torch takes it apart")
+def scaled_dot_product_attention(
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    attn_mask: TensorValue | None = None,
+    dropout_p: Operand = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Operand | None = None,
+    enable_gqa: bool = False,
+) -> TensorValue:
+    """The op as a program calls it. With ``enable_gqa`` several heads of the query share one of the keys."""
+    if not query.rank == key.rank == value.rank == 4:
+        raise Unsupported(f"attention of [batch, heads, length, size] tensors, got {query.rank} dimensions")
+    return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
+
+
 # _scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, float dropout_p=0.,
 #   bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)
 @map_to(aten._scaled_dot_product_flash_attention_for_cpu.default, limits="no dropout")

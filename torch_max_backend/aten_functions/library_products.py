@@ -92,7 +92,7 @@ class Product:
         rows, columns = static(self.rows), static(self.columns)
         if self.result not in HALVES or columns is None or columns % STEP == 0 or columns < WIDE:
             return False
-        return static(self.a.shape[0]) == 1 and static(self.b.shape[0]) == 1 and (rows is None or rows >= HIGH)
+        return static(self.a.shape[0]) == 1 and static(self.b.shape[0]) == 1 and rows is not None and rows >= HIGH
 
     def _without_padding(self, y: TensorValue) -> TensorValue:
         columns = int(self.columns)

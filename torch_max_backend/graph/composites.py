@@ -1,7 +1,10 @@
-"""Composite ops that a user lowers whole.
+"""Composite ops that are lowered whole: those of users, and attention on a GPU.
 
 Torch takes a composite op (``aten.linear``) apart while it records gradients, before a decomposition table is asked.
-For the length of a trace this is switched off for the composites that a user registered, the way ``torch.export`` does.
+For the length of a trace this is switched off for the composites that are wanted, the way ``torch.export`` does.
+
+Torch takes attention with a mask apart into products of float32 in many cases in which a fused kernel could compute it,
+and repeats keys that several heads share.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ def users_composites() -> list[OpOverload]:
     return sorted((op for op in users if isinstance(op, OpOverload) and can_stay_whole(op)), key=str)
 
 
+OWN_ON_GPUS = (torch.ops.aten.scaled_dot_product_attention.default,)
+"""Composites that this backend lowers whole, on a GPU and without gradients."""
+
+
 def can_stay_whole(op: OpOverload) -> bool:
     """Whether ``op`` is a composite and gives no views of its inputs: torch must see what a view consists of."""
     return op._can_decompose() and not any(a.alias_info for a in op._schema.arguments)
@@ -35,16 +42,18 @@ def stay_whole(inputs: Sequence[Any]) -> AbstractContextManager[None]:
 
     Where the graph records gradients they are taken apart, with a warning: torch knows derivatives of the parts alone.
     """
+    records = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
     composites = users_composites()
-    if not composites:
-        return nullcontext()
-    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+    if composites and records:
         names = ", ".join(map(str, composites))
         warnings.warn(
             f"your lowering of {names} is not used in a graph that records gradients: torch has derivatives only of "
             "the ops that a composite op consists of. Call the function under torch.no_grad(), or lower these ops.",
             stacklevel=2,
         )
+    if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
+        composites += [op for op in OWN_ON_GPUS if op not in composites]
+    if records or not composites:
         return nullcontext()
     from torch.export.exported_program import _override_composite_implicit_decomp
 

@@ -6,24 +6,42 @@ a tensor. Attention that is told so reads no mask, and skips the half that a tri
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.graph.folding import constant_nodes, evaluate
 from torch_max_backend.graph.region import is_getitem
-from torch_max_backend.graph.tensors import symbols_of, value_of
+from torch_max_backend.graph.tensors import symbols_of, tensors_of, value_of
 
 aten = torch.ops.aten
 
 LARGEST_MASK = 1 << 30
 """Bytes above which a mask is not computed to look at it."""
 
-BIASED = (
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-)
-"""Attention on a GPU with ``(query, key, value, attn_bias, compute_log_sumexp, dropout_p=0, is_causal=False, ...)``."""
+BOOLEAN_HIDDEN = -65504.0
+"""What torch 2.11 adds to hidden scores where it turns a boolean mask into numbers for cuDNN."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where an attention op has what: positions of the mask and of ``is_causal`` among its arguments."""
+
+    mask: int
+    is_causal: int
+    defaults: tuple[Any, ...]
+
+
+_FUSED = Places(3, 6, (None, False, 0.0, False))
+ATTENTION = {
+    aten.scaled_dot_product_attention.default: Places(3, 5, (None, 0.0, False)),
+    aten._scaled_dot_product_efficient_attention.default: _FUSED,
+    aten._scaled_dot_product_cudnn_attention.default: _FUSED,
+}
+"""Attention on a GPU that takes a mask. ``defaults`` are those of the arguments from the mask to ``is_causal``."""
 
 
 def simplify_masks(gm: fx.GraphModule) -> None:
@@ -31,46 +49,61 @@ def simplify_masks(gm: fx.GraphModule) -> None:
 
     Attention whose logarithms are read is left alone: what reads them is torch's own backward, which has the mask too.
     """
-    nodes = [n for n in gm.graph.nodes if n.target in BIASED and _has_simple_mask(n)]
+    nodes = [n for n in gm.graph.nodes if n.target in ATTENTION and _has_simple_mask(n)]
     if not nodes:
         return
     constants = constant_nodes(gm, LARGEST_MASK)
     known: dict[fx.Node, str] = {}
     for node in nodes:
-        mask = node.args[3]
+        places = ATTENTION[node.target]
+        mask = node.args[places.mask]
         if mask in constants:
             if mask not in known:
                 value = evaluate(gm, [mask]).get(mask)
                 with _disable_current_modes():
                     known[mask] = kind_of(value)
             if known[mask]:
-                head, dropout = node.args[:3], node.args[5] if len(node.args) > 5 else 0.0
-                node.args = (*head, None, node.args[4], dropout, known[mask] == "triangle", *node.args[7:])
+                args = [*node.args, *places.defaults[len(node.args) - places.mask :]]
+                args[places.mask], args[places.is_causal] = None, known[mask] == "triangle"
+                node.args = tuple(args)
     gm.graph.eliminate_dead_code(lambda n: n not in constants)
 
 
 def _has_simple_mask(node: fx.Node) -> bool:
-    mask = node.args[3]
-    is_causal = node.args[6] if len(node.args) > 6 else node.kwargs.get("is_causal", False)
-    reads_more = any(u.users and (not is_getitem(u) or u.args[1] != 0) for u in node.users)
-    if not isinstance(mask, fx.Node) or is_causal or reads_more or "is_causal" in node.kwargs:
+    places = ATTENTION[node.target]
+    several = isinstance(value_of(node), list | tuple)
+    reads_more = several and any(u.users and (not is_getitem(u) or u.args[1] != 0) for u in node.users)
+    named = {"attn_mask", "attn_bias", "is_causal"} & node.kwargs.keys()
+    if reads_more or named or len(node.args) <= places.mask:
+        return False
+    mask, is_causal = node.args[places.mask], node.args[places.is_causal : places.is_causal + 1]
+    if not isinstance(mask, fx.Node) or True in is_causal or not _first(node).is_cuda:
         return False
     return isinstance(value_of(mask), torch.Tensor) and not symbols_of(value_of(mask))
+
+
+def _first(node: fx.Node) -> torch.Tensor:
+    return tensors_of(value_of(node))[0]
 
 
 def kind_of(mask: torch.Tensor | None) -> str:
     """What an additive mask ``[..., S, T]`` does: ``nothing``, hide what comes later (``triangle``), or else ``""``.
 
-    What it hides has minus infinity or the smallest number of its dtype: behind the softmax both are zero, since every
-    row of a triangle has something to attend to.
+    What it hides has minus infinity, or a number that stands for it in models or in torch: behind the softmax all are
+    zero, since every row of a triangle has something to attend to. A boolean mask tells what is shown.
     """
-    if mask is None or not mask.is_floating_point() or mask.dim() < 2 or not mask.numel():
+    if mask is None or mask.dim() < 2 or not mask.numel():
         return ""
-    shown = mask == 0
+    if mask.dtype == torch.bool:
+        shown, hidden = mask, ~mask
+    elif mask.is_floating_point():
+        shown, hidden = mask == 0, (mask <= torch.finfo(mask.dtype).min) | (mask == BOOLEAN_HIDDEN)
+    else:
+        return ""
     if bool(shown.all()):
         return "nothing"
     length, width = mask.shape[-2:]
-    if length != width or not bool((shown | (mask <= torch.finfo(mask.dtype).min)).all()):
+    if length != width or not bool((shown | hidden).all()):
         return ""
     triangle = torch.ones(length, width, dtype=torch.bool, device=mask.device).tril()
     return "triangle" if bool((shown == triangle).all()) else ""
