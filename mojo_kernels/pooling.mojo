@@ -9,7 +9,7 @@ from extensibility import InputTensor, OutputTensor, foreach
 from max.gpu.host import DeviceContext
 from std.math import ceildiv
 from std.utils.coord import Coord
-from std.utils.numerics import min_or_neg_inf
+from std.utils.numerics import isnan, min_or_neg_inf
 
 
 @extensibility.register("tmb_max_pool")
@@ -102,7 +102,7 @@ struct MaxPoolLast[
                         if 0 <= d < depth and 0 <= h < height and 0 <= w < width:
                             var place = first + ((d * height + h) * width + w) * channels
                             var x = pixels.unsafe_load[width=lanes](place)
-                            best = (x.gt(best) | x.ne(x)).select(x, best)
+                            best = (x.gt(best) | isnan(x)).select(x, best)
             return best
 
         foreach[target=target](element, values, ctx)
