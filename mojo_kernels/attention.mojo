@@ -1,7 +1,8 @@
 """Attention on a GPU that never stores its scores, by the flash kernels that come with MAX.
 
 Tensors are `[batch, length, heads, size]`. Heads and their size are known when a graph is compiled; 16-bit floats are
-summed in float32. Heads of the query share heads of key and value in groups.
+summed in float32. Heads of the query share heads of key and value in groups. MAX's flash kernels for AMD's
+GPUs do not compile for gfx942: there its plain one, which stores scores, is called instead.
 """
 
 import extensibility
@@ -56,11 +57,12 @@ struct FlashAttention[is_causal: Bool]:
         var k = key.to_tile_tensor[DType.int64]()
         var v = value.to_tile_tensor[DType.int64]()
         comptime is_hopper = ctx.default_device_info == H100
+        comptime has_flash = ctx.default_device_info.api == "cuda"
         comptime config = config_of[result.dtype, type_of(q).static_shape[2], type_of(q).static_shape[3], is_hopper]()
         comptime if Self.is_causal:
-            flash_attention[config=config](out, q, k, v, CausalMask(), scale, ctx)
+            flash_attention[config=config, naive_kernel=not has_flash](out, q, k, v, CausalMask(), scale, ctx)
         else:
-            flash_attention[config=config](out, q, k, v, NullMask(), scale, ctx)
+            flash_attention[config=config, naive_kernel=not has_flash](out, q, k, v, NullMask(), scale, ctx)
 
 
 @extensibility.register("tmb_biased_attention")
@@ -98,8 +100,11 @@ struct BiasedAttention:
             ),
         )
         comptime is_hopper = ctx.default_device_info == H100
+        comptime has_flash = ctx.default_device_info.api == "cuda"
         comptime config = config_of[result.dtype, type_of(q).static_shape[2], type_of(q).static_shape[3], is_hopper]()
-        flash_attention[config=config](out, q, k, v, MaterializedMask(spread.as_imm()), scale, ctx)
+        flash_attention[config=config, naive_kernel=not has_flash](
+            out, q, k, v, MaterializedMask(spread.as_imm()), scale, ctx
+        )
 
 
 # -- slices of larger tensors ------------------------------------------------------------------------------------------
@@ -200,7 +205,8 @@ struct SlicedAttention[is_causal: Bool, groups: Int, query_at: Int, key_at: Int,
             var v_copy = copied(v_heads.ptr, items * length, value.dim_size(2) * size, Self.groups * size, ctx)
             var shape = Coord(items, length, Idx[heads], Idx[size])
             var shape_of_keys = Coord(items, length, Idx[Self.groups], Idx[size])
-            flash_attention(
+            comptime has_flash = ctx.default_device_info.api == "cuda"
+            flash_attention[naive_kernel=not has_flash](
                 out,
                 TileTensor(q_copy, row_major(shape)).as_imm(),
                 TileTensor(k_copy, row_major(shape_of_keys)).as_imm(),
@@ -223,9 +229,9 @@ def copied[
     ctx.enqueue_function[copy_columns[T]](
         result,
         DeviceBuffer[T](ctx, source, rows * width, owning=False),
-        rows * columns,
-        width,
-        columns,
+        Int64(rows * columns),
+        Int64(width),
+        Int64(columns),
         grid_dim=ceildiv(rows * columns, THREADS),
         block_dim=THREADS,
     )
@@ -233,7 +239,13 @@ def copied[
 
 def copy_columns[
     T: DType
-](result: Pointer[Scalar[T], MutAnyOrigin], x: Pointer[Scalar[T], MutAnyOrigin], count: Int, width: Int, columns: Int):
+](
+    result: Pointer[Scalar[T], MutAnyOrigin],
+    x: Pointer[Scalar[T], MutAnyOrigin],
+    count: Int64,
+    width: Int64,
+    columns: Int64,
+):
     var i = Int(global_idx.x)
-    if i < count:
-        result[unsafe_offset=i] = x[unsafe_offset=i // columns * width + i % columns]
+    if i < Int(count):
+        result[unsafe_offset=i] = x[unsafe_offset=i // Int(columns) * Int(width) + i % Int(columns)]
