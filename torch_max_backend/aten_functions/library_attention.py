@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 
@@ -42,7 +43,7 @@ def suits_library(
     query: TensorValue, key: TensorValue, value: TensorValue, mask: TensorValue | None, is_causal: bool
 ) -> bool:
     """Whether the library computes this on every GPU of NVIDIA's with tensor cores for 16-bit floats."""
-    if not query.device.is_gpu() or query.dtype not in (DType.float16, DType.bfloat16):
+    if not query.device.is_gpu() or torch.version.hip is not None or query.dtype not in (DType.float16, DType.bfloat16):
         return False
     if key.dtype != query.dtype or value.dtype != query.dtype or (mask is not None and is_causal):
         return False
