@@ -42,6 +42,7 @@ NVIDIA_ONLY = {
     "tmb_vendor_convolution",
     "tmb_library_attention",
     "tmb_library_attention_with_logarithms",
+    "tmb_library_attention_gradients",
 }
 """They call NVIDIA's libraries."""
 

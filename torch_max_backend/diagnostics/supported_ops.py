@@ -19,9 +19,10 @@ Made from the op registry by `python -m torch_max_backend.diagnostics.docs --wri
 
 An op runs on MAX in every dtype that both torch and MAX have for it, on CPU and GPU, unless its limits say otherwise:
 {dtypes}.
-Complex numbers, sparse, quantized and nested tensors stay with torch. On a GPU, MAX multiplies matrices and convolves
-in float16 and bfloat16, and in float32 where `torch.set_float32_matmul_precision` allows TF32. An op or an argument
-that is not here is an island: torch runs it, and a warning names it."""
+Complex numbers, sparse, quantized and nested tensors stay with torch. On NVIDIA's GPUs, matrices, convolutions and
+attention are computed by the libraries that torch uses, in floating point. On others, MAX multiplies matrices in
+float16 and bfloat16, and in float32 where `torch.set_float32_matmul_precision` allows TF32, and convolutions stay with
+torch. An op or an argument that is not here is an island: torch runs it, and a warning names it."""
 
 
 def page() -> str:
