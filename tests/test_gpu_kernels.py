@@ -39,7 +39,7 @@ CPU_ONLY = {
 }
 NVIDIA_ONLY = {
     "tmb_library_product",
-    "tmb_vendor_convolution",
+    "tmb_library_convolution",
     "tmb_library_attention",
     "tmb_library_attention_with_logarithms",
     "tmb_library_attention_gradients",

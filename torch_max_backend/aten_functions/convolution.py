@@ -2,7 +2,7 @@
 
 On a CPU a kernel of this project convolves images and filters as torch lays them out (`mojo_kernels/filters.mojo`):
 MAX's needs both with channels last, and compiles again for every shape. On a GPU NVIDIA's library does
-(:mod:`~torch_max_backend.aten_functions.vendor_convolution`): MAX's own took 4 to 700 times as long. Everything here is
+(:mod:`~torch_max_backend.aten_functions.library_convolution`): MAX's own took 4 to 700 times as long. Everything here is
 written for any number of spatial sizes.
 
 A transposed convolution is a plain one on a CPU: output ``o`` of stride ``s`` belongs to phase ``o % s``, and every
@@ -22,17 +22,17 @@ import numpy as np
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
-from torch_max_backend.aten_functions import vendor_convolution
+from torch_max_backend.aten_functions import library_convolution
 from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, numel, permute, reshape, static
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape, settings
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.integer_convolution import convolve_integers
 from torch_max_backend.aten_functions.layout import add_per_channel
+from torch_max_backend.aten_functions.library_convolution import Spatial
 from torch_max_backend.aten_functions.matmul import product
 from torch_max_backend.aten_functions.reductions import sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.aten_functions.vendor_convolution import Spatial
 from torch_max_backend.aten_functions.windows import cut_axis, spread_axis
 from torch_max_backend.errors import Unsupported
 
@@ -126,7 +126,7 @@ def _convolve_gpu(
     after: tuple[int, ...],
 ) -> TensorValue:
     spatial = Spatial(window.stride, window.padding, after, window.dilation)
-    y = vendor_convolution.convolve(x, weight, spatial, sizes)
+    y = library_convolution.convolve(x, weight, spatial, sizes)
     return y if bias is None else add_per_channel(y, bias)
 
 
@@ -251,7 +251,7 @@ def convolution(
     if not transposed:
         return cast(_convolve(x, w, shift, window, out_shape()[2:]), out_dtype())
     if x.device.is_gpu():
-        y = vendor_convolution.image_gradient(x, w, _spatial(window), out_shape())
+        y = library_convolution.image_gradient(x, w, _spatial(window), out_shape())
     else:
         y = _convolve_transposed(x, w, window, out_shape()[2:])
     return cast(y if shift is None else add_per_channel(y, shift), out_dtype())
@@ -327,12 +327,12 @@ def _gradients_gpu(
     """Those of the image and of the filter. A transposed convolution is the plain one's gradient, so roles change."""
     spatial, of_x, of_w = _spatial(window), None, None
     if wanted[0] and transposed:
-        of_x = vendor_convolution.convolve(g, w, spatial, x.shape[2:])
+        of_x = library_convolution.convolve(g, w, spatial, x.shape[2:])
     elif wanted[0]:
-        of_x = vendor_convolution.image_gradient(g, w, spatial, list(x.shape))
+        of_x = library_convolution.image_gradient(g, w, spatial, list(x.shape))
     if wanted[1]:
         small, image = (x, g) if transposed else (g, x)
-        of_w = vendor_convolution.filter_gradient(small, image, spatial, list(w.shape))
+        of_w = library_convolution.filter_gradient(small, image, spatial, list(w.shape))
     return [of_x, of_w]
 
 

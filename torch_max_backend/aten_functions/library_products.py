@@ -1,4 +1,4 @@
-"""Matrix products on NVIDIA GPUs, by cuBLASLt: see `mojo_kernels/blas.mojo`.
+"""Matrix products on NVIDIA GPUs, by cuBLASLt: see `mojo_kernels/library_products.mojo`.
 
 MAX 26.7 has kernels of its own there, but they are silently wrong for rows of odd width, take two thirds longer with
 weights stored ``[K, N]``, compute float32 in TF32, and each shape compiles for half a minute.

@@ -1,4 +1,4 @@
-"""Convolutions and their gradients on a GPU by NVIDIA's library (`mojo_kernels/vendor_convolution.mojo`).
+"""Convolutions and their gradients on a GPU by NVIDIA's library (`mojo_kernels/library_convolution.mojo`).
 
 Images keep their channels last in memory from one convolution to the next where that is faster; see
 :mod:`~torch_max_backend.aten_functions.layout`.
@@ -70,7 +70,7 @@ def _call(kind: int, first: TensorValue, second: TensorValue, spatial: Spatial, 
     if last:
         first, second = channels_last(first), channels_last(second)
         wanted = [shape[0], *shape[2:], shape[1]]
-    (y,) = mojo_op("tmb_vendor_convolution", [first, second], [(first.dtype, wanted)], parameters)
+    (y,) = mojo_op("tmb_library_convolution", [first, second], [(first.dtype, wanted)], parameters)
     return channels_first(y) if last else reshape(y, shape)
 
 

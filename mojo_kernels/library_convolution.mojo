@@ -7,8 +7,8 @@ from max.gpu.host import DeviceContext
 from .cudnn import FILTER_GRADIENT, IMAGE_GRADIENT, Geometry, convolve
 
 
-@extensibility.register("tmb_vendor_convolution")
-struct VendorConvolution[
+@extensibility.register("tmb_library_convolution")
+struct LibraryConvolution[
     kind: Int,
     images_last: Bool,
     filter_last: Bool,
