@@ -37,6 +37,7 @@ CPU_ONLY = {
     "tmb_phase_filters": "on a GPU a library computes gradients",
     "tmb_filter_gradients": "on a GPU a library computes gradients",
 }
+AMD_ONLY = {"tmb_first_columns": "it cuts what MAX's own products pad"}
 NVIDIA_ONLY = {
     "tmb_library_product",
     "tmb_library_convolution",
@@ -65,6 +66,7 @@ CASES = {
     "gamma": ["every"],
     "grouped": ["rows", "inner"],
     "integer_convolution": ["plain_2d"],
+    "matmul": ["odd_width_bf16"],
     "mode": ["modes_f32"],
     "normalization": ["norms_of_rows", "likelihoods_of_logits"],
     "pointwise": ["empty", "gcd", "integer_powers"],
@@ -161,7 +163,7 @@ def test_every_kernel_compiles(api: str, architecture: str, monkeypatch: pytest.
     with _on_a_gpu(monkeypatch) as calls:
         for i, job in enumerate(jobs):
             lowering.build_graph(job.region, f"region_{i}", Module(), CodeSettings("high", "cuda"))
-    assert {c.name for c in calls.values()} >= _kernels() - CPU_ONLY.keys() - ATTENTION.keys()
+    assert {c.name for c in calls.values()} >= _kernels() - CPU_ONLY.keys() - AMD_ONLY.keys() - ATTENTION.keys()
     left_out = ATTENTION.keys() | (NVIDIA_ONLY if api != "cuda" else set())
     _compile([c for c in calls.values() if c.name not in left_out], api, architecture)
 

@@ -85,6 +85,13 @@ CASES = [
         atol=2e-2,
         why=SUMS,
     ),
+    Case(
+        "odd_width_bf16",
+        torch.mm,
+        (randn(64, 17, dtype=BF16), randn(17, 257, dtype=BF16)),
+        atol=4e-2,
+        why=SUMS,
+    ),
     Case("addmm_f32", added, (randn(17, 17), randn(17, 17), randn(17, 17))),
     Case(
         "addmm_bf16",

@@ -281,7 +281,11 @@ def gelu(self: TensorValue, *, approximate: str = "none") -> TensorValue:
 
 @in_accumulator
 def _gelu(x: TensorValue, approximate: str) -> TensorValue:
-    return ops.gelu(x, approximate)
+    if approximate != "tanh" or x.device.is_cpu():
+        return ops.gelu(x, approximate)
+    half, cube = number(0.5, x), _mul(_mul(x, x), x)
+    inner = _mul(number(_TANH_SCALE, x), _add(x, _mul(number(_TANH_CUBIC, x), cube)))
+    return _mul(_mul(half, x), _add(number(1, x), elementary.plain_tanh(inner)))
 
 
 # gelu_backward(Tensor grad_output, Tensor self, *, str approximate="none") -> Tensor

@@ -1,17 +1,22 @@
-"""Circular functions that compile on every device: on a GPU those of float64 are a Mojo kernel, since MAX's are not."""
+"""Circular functions that are exact on every device.
+
+On a GPU MAX's do not compile in float64, and in float32 they are instructions that know no large arguments. There a
+Mojo kernel computes them in float64.
+"""
 
 from __future__ import annotations
 
 from max.dtype import DType
 from max.graph import TensorValue, ops
 
-from torch_max_backend.aten_functions.common import mojo_op
+from torch_max_backend.aten_functions.common import cast, mojo_op
 
 
 def _call(function: str, x: TensorValue) -> TensorValue:
-    if x.dtype != DType.float64 or x.device.is_cpu():
+    if x.device.is_cpu() or x.dtype not in (DType.float32, DType.float64):
         return getattr(ops, function)(x)
-    return mojo_op("tmb_float64", [x], [(x.dtype, x.shape)], {"function": function})[0]
+    (y,) = mojo_op("tmb_float64", [cast(x, DType.float64)], [(DType.float64, x.shape)], {"function": function})
+    return cast(y, x.dtype)
 
 
 def sin(x: TensorValue) -> TensorValue:

@@ -161,7 +161,7 @@ unary(aten.tanh.default, elementary.tanh)
 unary(aten.sigmoid.default, elementary.sigmoid, integers=False)
 unary(aten.reciprocal.default, reciprocal)
 for _op, _function in (
-    (aten.log.default, ops.log),
+    (aten.log.default, elementary.log),
     (aten.log1p.default, ops.log1p),
     (aten.sin.default, float64.sin),
     (aten.sqrt.default, ops.sqrt),
@@ -325,7 +325,7 @@ _LARGEST = {
 @map_to(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
 def xlogy(self: Operand, other: Operand) -> TensorValue:
     """``self * log(other)``, 0 where ``self`` is 0, NaN where ``other`` is."""
-    return rounded(_times_log(ops.log, *arithmetic_operands(self, other, wide=True)))
+    return rounded(_times_log(elementary.log, *arithmetic_operands(self, other, wide=True)))
 
 
 # special_xlog1py(Tensor self, Tensor other) -> Tensor

@@ -64,12 +64,12 @@ def _select(condition: TensorValue, value: TensorValue | float, other: TensorVal
 # -- logarithms and exponentials -----------------------------------------------------------------------------------
 def log2(x: TensorValue) -> TensorValue:
     """Exact at powers of two in dtypes shorter than float64."""
-    return _times(ops.log(x), 1 / math.log(2))
+    return _times(elementary.log(x), 1 / math.log(2))
 
 
 def log10(x: TensorValue) -> TensorValue:
     """Exact at powers of ten in dtypes shorter than float64."""
-    return _times(ops.log(x), 1 / math.log(10))
+    return _times(elementary.log(x), 1 / math.log(10))
 
 
 def exp2(x: TensorValue) -> TensorValue:
