@@ -1,4 +1,4 @@
-"""Elementary functions of float32 on a GPU, element by element: MAX's own are instructions with 11 to 22 correct bits."""
+"""Elementary functions of float32 on a GPU, element by element: MAX's own have 11 to 22 correct bits."""
 
 from __future__ import annotations
 
