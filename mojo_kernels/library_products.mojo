@@ -28,7 +28,9 @@ comptime COMPUTE_32F, COMPUTE_32F_FAST_TF32, COMPUTE_64F = Int32(68), Int32(77),
 comptime DESC_TRANSA, DESC_TRANSB, DESC_EPILOGUE, DESC_BIAS_POINTER = Int32(3), Int32(4), Int32(7), Int32(8)
 comptime DESC_BIAS_BATCH_STRIDE = Int32(10)
 comptime LAYOUT_BATCH_COUNT, LAYOUT_BATCH_STRIDE = Int32(5), Int32(6)
-comptime PREFER_WORKSPACE, PREFER_ALIGNMENT = Int32(1), Int32(5)
+comptime PREFER_WORKSPACE, PREFER_REDUCTION, PREFER_ALIGNMENT = Int32(1), Int32(3), Int32(5)
+comptime NOT_SUPPORTED = Int32(15)
+comptime REDUCE_IN_COMPUTE_TYPE = UInt32(2)
 comptime EPILOGUE_NOTHING, EPILOGUE_RELU, EPILOGUE_BIAS, EPILOGUE_GELU = Int32(1), Int32(2), Int32(4), Int32(32)
 
 comptime DESC_WORDS, LAYOUT_WORDS, ALGORITHM_WORDS, RESULT_WORDS, PREFERENCE_WORDS = 32, 14, 8, 12, 12
@@ -149,19 +151,24 @@ struct Product(Copyable, Movable):
         var plan = unsafe_alloc[UInt64](Plan.words).unsafe_origin_cast[MutUntrackedOrigin]()
         for i in range(Plan.words):
             plan[unsafe_offset=i] = 0
-        self.describe(library, plan)
+        self.describe(library, plan, self.compute)
         describe_matrix(library, plan.unsafe_offset(Plan.first), self.operand, self.first, self.count)
         describe_matrix(library, plan.unsafe_offset(Plan.second), self.operand, self.second, self.count)
         describe_matrix(library, plan.unsafe_offset(Plan.result), self.outcome, self.result, self.count)
-        self.choose(library, plan)
-        return plan
+        if self.choose(library, plan):
+            return plan
+        if self.compute == COMPUTE_32F_FAST_TF32:  # it may, and need not, be rounded
+            self.describe(library, plan, COMPUTE_32F)
+            if self.choose(library, plan):
+                return plan
+        raise Error("cuBLASLt has no algorithm for the product ", self.first, " x ", self.second)
 
-    def describe(self, library: Library, plan: Words) raises:
+    def describe(self, library: Library, plan: Words, compute: Int32) raises:
         """The descriptor of the operation, all but the address of the bias."""
         var size = DESC_WORDS * 8
         check(
             library.library.call["cublasLtMatmulDescInit_internal", Int32](
-                plan, size, self.compute, self.scale
+                plan, size, compute, self.scale
             ),
             "describe a product",
         )
@@ -175,8 +182,11 @@ struct Product(Copyable, Movable):
                 library, plan, DESC_BIAS_BATCH_STRIDE, Int64(self.bias_stride)
             )
 
-    def choose(self, library: Library, plan: Words) raises:
-        """Ask for the algorithm that should be fastest, and note it and the workspace it needs in the plan."""
+    def choose(self, library: Library, plan: Words) raises -> Bool:
+        """Ask for the algorithm that should be fastest, and note it and the workspace it needs in the plan.
+
+        Parts of a sum that several blocks compute are added before they are rounded. Gives whether there is one.
+        """
         var preference = stack_allocation[PREFERENCE_WORDS, UInt64]()
         check(
             library.library.call["cublasLtMatmulPreferenceInit_internal", Int32](preference, PREFERENCE_WORDS * 8),
@@ -185,6 +195,7 @@ struct Product(Copyable, Movable):
         comptime setter = StaticString("cublasLtMatmulPreferenceSetAttribute")
         var words = preference.unsafe_origin_cast[MutUntrackedOrigin]()
         set_attribute[setter](library, words, PREFER_WORKSPACE, UInt64(WORKSPACE))
+        set_attribute[setter](library, words, PREFER_REDUCTION, REDUCE_IN_COMPUTE_TYPE)
         set_attribute[setter](library, words, PREFER_ALIGNMENT, UInt32(self.aligned.first))
         set_attribute[setter](library, words, PREFER_ALIGNMENT + 1, UInt32(self.aligned.second))
         set_attribute[setter](library, words, PREFER_ALIGNMENT + 2, UInt32(self.aligned.result))
@@ -192,25 +203,24 @@ struct Product(Copyable, Movable):
         var results = stack_allocation[RESULT_WORDS, UInt64]()
         var found = stack_allocation[1, Int32]()
         found[unsafe_offset=0] = 0
-        check(
-            library.library.call["cublasLtMatmulAlgoGetHeuristic", Int32](
-                library.handle,
-                plan,
-                plan.unsafe_offset(Plan.first),
-                plan.unsafe_offset(Plan.second),
-                plan.unsafe_offset(Plan.result),
-                plan.unsafe_offset(Plan.result),
-                words,
-                Int32(1),
-                results,
-                found,
-            ),
-            "choose an algorithm",
+        var status = library.library.call["cublasLtMatmulAlgoGetHeuristic", Int32](
+            library.handle,
+            plan,
+            plan.unsafe_offset(Plan.first),
+            plan.unsafe_offset(Plan.second),
+            plan.unsafe_offset(Plan.result),
+            plan.unsafe_offset(Plan.result),
+            words,
+            Int32(1),
+            results,
+            found,
         )
-        if found[unsafe_offset=0] == 0:
-            raise Error("cuBLASLt has no algorithm for the product ", self.first, " x ", self.second)
+        if status == NOT_SUPPORTED or (status == 0 and found[unsafe_offset=0] == 0):
+            return False
+        check(status, "choose an algorithm")
         for i in range(ALGORITHM_WORDS + 1):  # the size of the workspace follows the algorithm
             plan[unsafe_offset=Plan.algorithm + i] = results[unsafe_offset=i]
+        return True
 
 
 @fieldwise_init
