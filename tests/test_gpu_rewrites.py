@@ -111,6 +111,19 @@ def test_what_only_resembles_gelu_stays() -> None:
 
 
 @torch.no_grad()
+def test_attention_without_heads_stays_whole() -> None:
+    def run(device: str) -> None:
+        q, mask = torch.empty(2, SIZE, 64, device=device), torch.empty(2, SIZE, SIZE, device=device, dtype=torch.bool)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        options = {"fallback": "error"}
+        torch.compile(lambda q, m: attend(q, q, q, m), backend="max_backend", dynamic=False, options=options)(q, mask)
+
+    (job,) = prebuild.regions_of(run, "cuda").jobs.values()
+    assert [n.target for n in job.region.nodes] == [aten.scaled_dot_product_attention.default]
+    build_graph(job.region, "whole", Module(), CodeSettings("highest", "cuda"))
+
+
+@torch.no_grad()
 def test_attention_stays_whole_and_shares_keys() -> None:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         mask = torch.arange(SIZE, device="cuda")[:, None] >= torch.arange(SIZE, device="cuda")

@@ -211,8 +211,15 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> TensorValue:
     """The op as a program calls it. With ``enable_gqa`` several heads of the query share one of the keys."""
-    if not query.rank == key.rank == value.rank == 4:
+    if not query.rank == key.rank == value.rank or query.rank not in (3, 4):
         raise Unsupported(f"attention of [batch, heads, length, size] tensors, got {query.rank} dimensions")
+    if query.shape[0] != key.shape[0] or key.shape[:-2] != value.shape[:-2]:
+        raise Unsupported("attention of tensors of one batch")
+    if query.rank == 3:
+        query, key, value = (ops.unsqueeze(x, 1) for x in (query, key, value))
+        attn_mask = ops.unsqueeze(attn_mask, 1) if attn_mask is not None and attn_mask.rank == 3 else attn_mask
+        out = _attention(query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
+        return reshape(out, out_shape())
     return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
 
 
