@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend.aten_functions.context import CodeSettings
 from torch_max_backend.compiler import prebuild
-from torch_max_backend.compiler.lowering import build_graph
+from torch_max_backend.compiler.lowering import NodeRefused, build_graph
 from torch_max_backend.compiler.machine import Machine
 from torch_max_backend.graph.folding import fold_constants
 from torch_max_backend.graph.gelu import recognize_gelu
@@ -139,6 +139,20 @@ def test_attention_stays_whole_and_shares_keys() -> None:
     assert node.args[3:] == (None, 0.0, True) and node.kwargs["enable_gqa"] is True
     graph = str(build_graph(job.region, "whole", Module(), CodeSettings("highest", "cuda")))
     assert graph.count("tmb_library_attention") == 1
+
+
+@torch.no_grad()
+def test_products_of_integers_are_refused() -> None:
+    """Torch has none on a GPU, and the library neither."""
+
+    def run(device: str) -> None:
+        x, w, b = (torch.empty(s, device=device, dtype=torch.int64) for s in ((4, 3), (5, 3), (5,)))
+        options = {"fallback": "error"}
+        torch.compile(torch.nn.functional.linear, backend="max_backend", dynamic=False, options=options)(x, w, b)
+
+    (job,) = prebuild.regions_of(run, "cuda").jobs.values()
+    with pytest.raises(NodeRefused, match="on a GPU matrices of floating point numbers are multiplied"):
+        build_graph(job.region, "integers", Module(), CodeSettings("highest", "cuda"))
 
 
 def test_positions_that_are_repeated_fold() -> None:

@@ -128,6 +128,7 @@ def _is(scalar: Operand, value: int) -> bool:
 
 def _plus_row(self: TensorValue, a: TensorValue, b: TensorValue, beta: Operand, alpha: Operand) -> TensorValue | None:
     """``self + a @ b`` by the kernel that multiplies, where ``self`` is a row that it can add."""
+    check_product(a.dtype, a.device)
     is_row = self.rank == 1 or (self.rank == 2 and self.shape[0] == 1)
     if not is_library_used(a) or not is_row or self.shape[-1] != b.shape[-1] or b.shape[-1] == 1:
         return None
