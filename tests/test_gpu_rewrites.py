@@ -8,11 +8,12 @@ import pytest
 import torch
 from max.graph import Module
 from torch import fx
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend.aten_functions.context import CodeSettings
 from torch_max_backend.compiler import prebuild
-from torch_max_backend.compiler.lowering import NodeRefused, build_graph
+from torch_max_backend.compiler.lowering import build_graph
 from torch_max_backend.compiler.machine import Machine
 from torch_max_backend.graph.folding import fold_constants
 from torch_max_backend.graph.gelu import recognize_gelu
@@ -150,9 +151,8 @@ def test_products_of_integers_are_refused() -> None:
         options = {"fallback": "error"}
         torch.compile(torch.nn.functional.linear, backend="max_backend", dynamic=False, options=options)(x, w, b)
 
-    (job,) = prebuild.regions_of(run, "cuda").jobs.values()
-    with pytest.raises(NodeRefused, match="on a GPU matrices of floating point numbers are multiplied"):
-        build_graph(job.region, "integers", Module(), CodeSettings("highest", "cuda"))
+    with pytest.raises(BackendCompilerFailed, match="on a GPU matrices of floating point numbers are multiplied"):
+        prebuild.regions_of(run, "cuda")
 
 
 def test_positions_that_are_repeated_fold() -> None:
