@@ -285,7 +285,7 @@ def _backward(
     _check(query, key, dropout_p)
     if any(static(d) == 0 for x in (query, key, value) for d in x.shape):
         return tuple(full(0, out_shape(i), out_dtype(i), query.device) for i in range(3))
-    if suits_library_gradients(query, key, value, mask, is_causal) and not settings().convolution_deterministic:
+    if suits_library_gradients(query, key, value, mask, is_causal) and not settings().deterministic:
         return gradients_by_library(grad, query, key, value, out, logarithms, mask, is_causal, scale)
     biases = _biases(mask, is_causal, query, key)
     grads = _gradients(grad, query, key, value, out, logarithms, biases, scale)[:3]

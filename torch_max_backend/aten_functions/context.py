@@ -51,7 +51,7 @@ class CodeSettings:
     float32_matmul_precision: str = "highest"
     gpu: str = ""
     convolution_tf32: bool = True
-    convolution_deterministic: bool = False
+    deterministic: bool = False
 
 
 _current: ContextVar[NodeContext] = ContextVar("torch_max_backend_node")

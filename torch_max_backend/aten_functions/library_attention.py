@@ -25,8 +25,8 @@ from torch_max_backend.aten_functions.common import (
     static,
     tensor,
 )
-from torch_max_backend.aten_functions.context import settings
 from torch_max_backend.aten_functions.dtypes import Operand
+from torch_max_backend.aten_functions.library_products import HALVES, is_library_used
 
 LARGEST = 256
 """The size of a head up to which the library has kernels on every GPU that it knows."""
@@ -46,7 +46,7 @@ def suits_library(
 
     It makes a plan for each length, which takes 0.04 s or more. So a cache that grows with every query is not for it.
     """
-    if not query.device.is_gpu() or settings().gpu == "hip" or query.dtype not in (DType.float16, DType.bfloat16):
+    if not is_library_used(query) or query.dtype not in HALVES:
         return False
     if key.dtype != query.dtype or value.dtype != query.dtype or (mask is not None and is_causal):
         return False

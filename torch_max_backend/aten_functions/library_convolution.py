@@ -64,7 +64,7 @@ def _call(kind: int, first: TensorValue, second: TensorValue, spatial: Spatial, 
         "filter_last": last,
         **spatial.parameters(),
         "allow_tf32": settings().convolution_tf32,
-        "deterministic": settings().convolution_deterministic,
+        "deterministic": settings().deterministic,
     }
     wanted = list(shape)
     if last:
