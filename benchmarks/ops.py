@@ -253,7 +253,7 @@ class Layer(nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(w, requires_grad=False) for w in weights)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs, *self.weights)
+        return self.function(*inputs, *[self.weights[i] for i in range(len(self.weights))])  # as Dynamo can follow
 
 
 def sets_for(size: int, device: str) -> int:

@@ -142,6 +142,35 @@ def test_attention_stays_whole_and_shares_keys() -> None:
     assert graph.count("tmb_library_attention") == 1
 
 
+def lowered_attention(transposed: bool = False, **rest: float) -> str:
+    """The MAX graph of attention whose result is handed out as torch promises it, or transposed as models do."""
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        rows = torch.nn.functional.scaled_dot_product_attention(q, q, q, **rest)
+        return rows.transpose(1, 2).reshape(2, SIZE, -1) if transposed else rows
+
+    def run(device: str) -> None:
+        q = torch.empty(2, 4, SIZE, 64, device=device, dtype=torch.bfloat16)
+        torch.compile(attend, backend="max_backend", dynamic=False, options={"fallback": "error"})(q)
+
+    with torch.no_grad():
+        (job,) = prebuild.regions_of(run, "cuda").jobs.values()
+    return str(build_graph(job.region, "whole", Module(), CodeSettings("highest", "cuda")))
+
+
+def test_attention_is_written_as_it_leaves() -> None:
+    """Then nothing has to transpose it."""
+    for transposed in (False, True):
+        assert f"result_inside = {str(transposed).lower()}" in lowered_attention(transposed)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_scales_that_fused_kernels_get_wrong(scale: float) -> None:
+    """They take a row's largest score before they scale it, and give NaN."""
+    assert "tmb_library_attention" in lowered_attention(scale=0.5)
+    assert "tmb_library_attention" not in lowered_attention(scale=scale)
+
+
 @torch.no_grad()
 def test_products_of_integers_are_refused() -> None:
     """Torch has none on a GPU, and the library neither."""

@@ -4,7 +4,8 @@ A *call* is a function and its inputs. Calls are compiled together, since a comp
 each runs as a user would run it. The reference is the same function of the same inputs (already rounded to their
 dtype) in float64. A result may differ from it by
 
-* what the call's own bound says, element by element: see ``rounding``, ``sum_error`` and ``product_error``; or else
+* what the call's own bound says, element by element: see ``rounding``, ``sum_error``, ``product_error`` and
+  ``bilinear_error``; or else
 * ``factor`` times the largest error that eager makes, and one rounding to the dtype of the result.
 
 Use::
@@ -228,3 +229,26 @@ def product_error(
     if tf32:
         allowed += TF32_UNIT * (2 * exact.abs() + 8 * ((a * a) @ (b * b)).sqrt())
     return allowed
+
+
+def bilinear_error(
+    function: Callable[..., Any], inputs: list[Any], dtype: torch.dtype, tf32: bool = False
+) -> list[torch.Tensor]:
+    """What each result of a sum of products, as a convolution is, may be off by; ``inputs`` are in float64.
+
+    As :func:`product_error`; the function itself says how large terms are, and how many. A reference in float64 is no
+    better than the result, and may be off as much.
+    """
+
+    def of(change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        return pytree.tree_leaves(function(*(change(x) for x in inputs)))
+
+    bounds = []
+    for exact, magnitude, terms, squares in zip(
+        of(torch.clone), of(torch.abs), of(torch.ones_like), of(torch.square), strict=True
+    ):
+        allowed = magnitude * (4 * terms.clamp_min(1).sqrt() * unit(accumulator(dtype))) + rounding(exact, dtype)
+        if tf32:
+            allowed += TF32_UNIT * (2 * exact.abs() + 8 * squares.sqrt())
+        bounds.append(2 * allowed if dtype == torch.float64 else allowed)
+    return bounds

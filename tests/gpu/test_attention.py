@@ -27,7 +27,7 @@ Maker = Callable[[torch.Generator], torch.Tensor]
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, **rest: Any) -> torch.Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1], **rest)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **rest)
 
 
 def allowed(dtype: torch.dtype, is_causal: bool = False, scale: float | None = None) -> Allowed:
@@ -69,10 +69,12 @@ def call(
 ) -> Call:
     """Attention of ``q [B, H, S, E]`` to ``k [B, G, T, E]``, given by shape; in memory lengths come before heads."""
 
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
-        return function(*tensors, **rest)
-
     shapes = (q, k or q, k or q)
+    grouped = {"enable_gqa": True} if shapes[0][1] != shapes[1][1] else {}
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        return function(*tensors, **grouped, **rest)
+
     inputs: tuple[Any, ...] = tuple(_heads_inside(*s, dtype=dtype) for s in shapes)
     if mask is not None:
         inputs += (mask,)

@@ -180,9 +180,9 @@ def _attention(
             full(0, [*query.shape[:3], value.shape[3]], query.dtype, query.device),
             full(0, query.shape[:3], wide, query.device),
         )
-    if suits_library(query, key, value, mask, is_causal):
+    if suits_library(query, key, value, mask, is_causal, scale):
         return attend_by_library(query, key, value, mask, is_causal, scale, is_used(1))
-    if not is_used(1) and suits_flash(query, key, value, mask, is_causal):
+    if not is_used(1) and suits_flash(query, key, value, mask, is_causal, scale):
         return flash(query, key, value, mask, is_causal, scale), None
     biases = _biases(mask, is_causal, query, key)
     if not is_used(1) and _suits_flash_cpu(query, key, value, biases):
@@ -285,7 +285,7 @@ def _backward(
     _check(query, key, dropout_p)
     if any(static(d) == 0 for x in (query, key, value) for d in x.shape):
         return tuple(full(0, out_shape(i), out_dtype(i), query.device) for i in range(3))
-    if suits_library_gradients(query, key, value, mask, is_causal) and not settings().deterministic:
+    if suits_library_gradients(query, key, value, mask, is_causal, scale) and not settings().deterministic:
         return gradients_by_library(grad, query, key, value, out, logarithms, mask, is_causal, scale)
     biases = _biases(mask, is_causal, query, key)
     grads = _gradients(grad, query, key, value, out, logarithms, biases, scale)[:3]

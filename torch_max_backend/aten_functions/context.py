@@ -18,12 +18,14 @@ from max.graph import DeviceRef, Dim
 class Promise:
     """One output as torch's fake tensor promises it.
 
-    ``shape`` holds a :class:`max.graph.Dim` per dimension, static or symbolic.
+    ``shape`` holds a :class:`max.graph.Dim` per dimension, static or symbolic. ``order`` is the permutation of the
+    dimensions in which whoever is handed the output wants it in memory; ``None`` if it stays in the region.
     """
 
     dtype: DType
     shape: tuple[Dim, ...]
     device: DeviceRef
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

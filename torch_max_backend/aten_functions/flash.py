@@ -44,15 +44,25 @@ INSIDE = [0, 2, 1, 3]
 """The permutation between ``[B, H, S, E]`` and ``[B, S, H, E]``."""
 
 
+def keeps_order(scale: Operand | None) -> bool:
+    """Whether a scale is known to be positive. Fused kernels take the largest score of a row before they scale it."""
+    return scale is None or (not isinstance(scale, TensorValue) and scale > 0)
+
+
 def suits_flash(
-    query: TensorValue, key: TensorValue, value: TensorValue, mask: TensorValue | None, is_causal: bool
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    mask: TensorValue | None,
+    is_causal: bool,
+    scale: Operand | None,
 ) -> bool:
     """Whether the kernels compute this.
 
     They count a query's position from the end of the keys, torch from their beginning. So the causal order needs as
     many keys as queries, or more, which are cut off. A mask is read at the right place for at least as many keys.
     """
-    if not query.device.is_gpu() or query.dtype not in (DType.float16, DType.bfloat16):
+    if not query.device.is_gpu() or query.dtype not in (DType.float16, DType.bfloat16) or not keeps_order(scale):
         return False
     heads, groups, size = static(query.shape[1]), static(key.shape[1]), static(query.shape[3])
     if not heads or not groups or not size or size > WIDENED[-1] or query.shape[3] != value.shape[3]:

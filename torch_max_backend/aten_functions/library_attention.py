@@ -1,7 +1,7 @@
 """Attention on an NVIDIA GPU by its own library (`mojo_kernels/library_attention.mojo`), which never stores scores.
 
 Operands are read where they are: with the heads before the lengths, behind them, or as slices of one larger tensor. The
-result has its heads inside, ``[B, S, H, F]`` in memory, as a model goes on with.
+result has its heads inside, ``[B, S, H, F]`` in memory, as a model goes on with, unless it leaves the region otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from torch_max_backend.aten_functions.common import (
     static,
     tensor,
 )
+from torch_max_backend.aten_functions.context import promise
 from torch_max_backend.aten_functions.dtypes import Operand
+from torch_max_backend.aten_functions.flash import keeps_order
 from torch_max_backend.aten_functions.library_products import HALVES, is_library_used
 
 LARGEST = 256
@@ -34,19 +36,26 @@ LARGEST_OF_GRADIENTS = 128
 """The same for gradients."""
 STEP = 8
 """What sizes of heads are multiples of: rows begin at multiples of 16 bytes."""
-INSIDE = (0, 2, 1, 3)
-"""The permutation between ``[B, H, S, E]`` and ``[B, S, H, E]``."""
+INSIDE, OUTSIDE = (0, 2, 1, 3), (0, 1, 2, 3)
+"""The permutation between ``[B, H, S, E]`` and ``[B, S, H, E]``, and none."""
+LOWEST = -(2.0**100)
+"""The least number of a bias: the library's kernels give 0 for a row whose scores are near the lowest of their dtype."""
 INF = float("inf")
 
 
 def suits_library(
-    query: TensorValue, key: TensorValue, value: TensorValue, mask: TensorValue | None, is_causal: bool
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    mask: TensorValue | None,
+    is_causal: bool,
+    scale: Operand | None,
 ) -> bool:
     """Whether the library computes this on every GPU of NVIDIA's with tensor cores for 16-bit floats.
 
     It makes a plan for each length, which takes 0.04 s or more. So a cache that grows with every query is not for it.
     """
-    if not is_library_used(query) or query.dtype not in HALVES:
+    if not is_library_used(query) or query.dtype not in HALVES or not keeps_order(scale):
         return False
     if key.dtype != query.dtype or value.dtype != query.dtype or (mask is not None and is_causal):
         return False
@@ -73,26 +82,33 @@ def attend_by_library(
     """
     call = _Call(query, key, value, mask, is_causal, scale)
     batch, heads, length, _ = query.shape
-    shapes = [(query.dtype, [batch, length, heads, value.shape[3]]), (DType.float32, [batch, heads, length])]
+    order = OUTSIDE if promise().order == OUTSIDE else INSIDE
+    shape = [batch, heads, length, value.shape[3]]
+    shapes = [(query.dtype, [shape[d] for d in order]), (DType.float32, [batch, heads, length])]
     name = "tmb_library_attention_with_logarithms" if wants_logarithms else "tmb_library_attention"
-    parameters = call.parameters | {"result_inside": True, "groups": call.groups}
+    parameters = call.parameters | {"result_inside": order == INSIDE, "groups": call.groups}
     found = mojo_op(name, [*call.sources, call.bias, call.factor], shapes[: 1 + wants_logarithms], parameters)
-    rows, logarithms = permute(found[0], INSIDE), found[1] if wants_logarithms else None
+    rows, logarithms = permute(found[0], order), found[1] if wants_logarithms else None
     if mask is None:
         return rows, logarithms
     attends = _attends(mask)
-    rows = permute(_only(permute(attends, INSIDE), found[0]), INSIDE)
+    rows = permute(_only(permute(attends, order), found[0]), order)
     return rows, None if logarithms is None else _only(ops.squeeze(attends, -1), logarithms)
 
 
 def suits_library_gradients(
-    query: TensorValue, key: TensorValue, value: TensorValue, mask: TensorValue | None, is_causal: bool
+    query: TensorValue,
+    key: TensorValue,
+    value: TensorValue,
+    mask: TensorValue | None,
+    is_causal: bool,
+    scale: Operand | None,
 ) -> bool:
     """Whether the library computes the gradients of this on every such GPU."""
     sizes = (static(query.shape[3]), static(value.shape[3]))
     lengths = (static(query.shape[2]), static(key.shape[2]))
     return (
-        suits_library(query, key, value, mask, is_causal)
+        suits_library(query, key, value, mask, is_causal, scale)
         and all(size is not None and size <= LARGEST_OF_GRADIENTS for size in sizes)
         and 1 not in lengths
     )
@@ -171,7 +187,14 @@ def _bias(mask: TensorValue, query: TensorValue, key: TensorValue) -> TensorValu
     """What a mask adds to the scores, ``[B, H, S, T]``; what it repeats along B, H or S is there once."""
     source = _four(narrow(mask))
     zero, never = (constant(x, query.dtype, mask.device) for x in (0, -INF))
-    bias = ops.where(source, zero, never) if mask.dtype == DType.bool else cast(source, query.dtype)
+    if mask.dtype == DType.bool:
+        bias = ops.where(source, zero, never)
+    else:
+        bias = cast(source, query.dtype)
+        if query.dtype == DType.bfloat16:
+            lowest = constant(LOWEST, query.dtype, mask.device)
+            low = ops.where(ops.equal(bias, never), never, lowest)
+            bias = ops.where(ops.greater(lowest, bias), low, bias)
     return broadcast_to(bias, [*bias.shape[:3], key.shape[2]])
 
 

@@ -264,11 +264,14 @@ class _Builder:
     def _promises(self, node: fx.Node) -> tuple[Promise | None, ...]:
         value = value_of(node)
         several = value if isinstance(value, list | tuple) else [value]
-        return tuple(self._promise(v) if isinstance(v, torch.Tensor) else None for v in several)
+        return tuple(
+            self._promise(v, self.region.orders.get((node, i))) if isinstance(v, torch.Tensor) else None
+            for i, v in enumerate(several)
+        )
 
-    def _promise(self, value: torch.Tensor) -> Promise:
+    def _promise(self, value: torch.Tensor, order: tuple[int, ...] | None) -> Promise:
         shape = tuple(self.region.dims.dim(e) for e in sizes_of(value))
-        return Promise(max_dtype(value.dtype), shape, device_ref(value.device))
+        return Promise(max_dtype(value.dtype), shape, device_ref(value.device), order)
 
     def _shape_of(self, node: fx.Node) -> list[Dim]:
         return [self.region.dims.dim(e) for e in sizes_of(value_of(node))]

@@ -90,6 +90,17 @@ class Region:
         return {n: _used(n) for n in self.nodes}
 
     @cached_property
+    def orders(self) -> dict[tuple[fx.Node, int], tuple[int, ...]]:
+        """The memory order in which outputs leave, by the node that computes them and the number of its output."""
+        found = {}
+        for port in self.outputs:
+            node, index = port.node, 0
+            if is_getitem(node):
+                node, index = node.args[0], int(node.args[1])
+            found[node, index] = port.order
+        return found
+
+    @cached_property
     def text(self) -> str:
         """The canonical form: equal for two regions exactly if they compile to the same code."""
         return _Canonical(self).text()
