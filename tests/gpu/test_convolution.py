@@ -1,7 +1,8 @@
 """Convolutions on a GPU against float64: geometries, layouts, dtypes, TF32, gradients, and networks.
 
 The measure is the largest error that eager makes: the library is the same, but may choose another of its algorithms.
-With TF32 eager may have taken an algorithm without it, and in float64 the reference is eager: there the bound is derived.
+With TF32 eager may have taken an algorithm without it, and in float64 the reference is eager: these bounds are
+derived.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ STEP = 8
 INSIDE, OUTSIDE = (0, 2, 1, 3), (0, 1, 2, 3)
 """The permutation between ``[B, H, S, E]`` and ``[B, S, H, E]``, and none."""
 LOWEST = -(2.0**100)
-"""The least number of a bias: the library's kernels give 0 for a row whose scores are near the lowest of their dtype."""
+"""The least number of a bias: the kernels give 0 for a row whose scores are near the lowest of their dtype."""
 INF = float("inf")
 
 
