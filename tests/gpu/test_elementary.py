@@ -59,11 +59,31 @@ def test_circular_functions_of_large_arguments() -> None:
     check_calls(calls)
 
 
-def test_gelu_by_tanh() -> None:
-    def gelu(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.gelu(x, approximate="tanh")
+def test_gelu() -> None:
+    """Torch adds one to a negative number near it, so a small result has no more correct digits than that sum."""
+
+    def gelu(approximate: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: torch.nn.functional.gelu(x, approximate=approximate)
 
     def allowed(inputs: list[Any], exact: torch.Tensor) -> torch.Tensor:
         return 8 * UNIT * inputs[0].abs()
 
-    check_calls([Call("gelu", gelu, (_between(-8, 8),), allowed=allowed)])
+    check_calls([Call(kind, gelu(kind), (_between(-8, 8),), allowed=allowed) for kind in ("none", "tanh")])
+
+
+def test_activations_of_16_bits() -> None:
+    """They are computed with fewer digits than float32 has, and rounded once: infinities and NaN stand as in torch."""
+    special = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0, 88.0, -88.0, 3e38, -3e38])
+    x = torch.cat([_between(-12, 12), special]).bfloat16()
+    functions = {
+        "sigmoid": torch.sigmoid,
+        "silu": torch.nn.functional.silu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu by tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    }
+    check_calls([Call(name, f, (x,), allowed=_within_torchs_digits) for name, f in functions.items()])
+
+
+def _within_torchs_digits(inputs: list[Any], exact: torch.Tensor) -> torch.Tensor:
+    """One rounding to bfloat16, and what cancels in float32."""
+    return exact.abs() * 2.0**-8 * 1.01 + 4 * UNIT * inputs[0].abs().clamp_max(20) + SMALLEST

@@ -192,6 +192,8 @@ def log_sigmoid_backward(grad_output: TensorValue, self: TensorValue, buffer: Te
 @activation(aten.silu.default, how="max")
 def silu(self: TensorValue) -> TensorValue:
     """``x * sigmoid(x)``; MAX's has nine digits in float64."""
+    if elementary.is_short(self):
+        return _mul(self, elementary.short_sigmoid(self))
     return _mul(self, elementary.sigmoid(self)) if self.dtype == DType.float64 else ops.silu(self)
 
 
@@ -281,10 +283,14 @@ def gelu(self: TensorValue, *, approximate: str = "none") -> TensorValue:
 
 @in_accumulator
 def _gelu(x: TensorValue, approximate: str) -> TensorValue:
-    if approximate != "tanh" or x.device.is_cpu():
+    if x.device.is_cpu():
         return ops.gelu(x, approximate)
+    if approximate != "tanh":
+        return _mul(x, elementary.normal_cumulative(x))
     half, cube = number(0.5, x), _mul(_mul(x, x), x)
     inner = _mul(number(_TANH_SCALE, x), _add(x, _mul(number(_TANH_CUBIC, x), cube)))
+    if elementary.is_short(x):
+        return _mul(x, elementary.short_sigmoid(_add(inner, inner)))
     return _mul(_mul(half, x), _add(number(1, x), elementary.plain_tanh(inner)))
 
 
@@ -297,8 +303,7 @@ def gelu_backward(grad_output: TensorValue, self: TensorValue, *, approximate: s
 
 
 def _gelu_slope(x: TensorValue) -> TensorValue:
-    half = number(0.5, x)
-    cumulative = _mul(half, _add(number(1, x), ops.erf(_mul(x, number(math.sqrt(0.5), x)))))
+    cumulative = elementary.normal_cumulative(x)
     density = _mul(elementary.exp(_mul(_mul(x, x), number(-0.5, x))), number(1 / math.sqrt(2 * math.pi), x))
     return _add(cumulative, _mul(x, density))
 

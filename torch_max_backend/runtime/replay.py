@@ -29,7 +29,7 @@ from torch_max_backend.runtime.replay_region import ReplayRegion, refusal
 
 log = logging.getLogger("torch_max_backend")
 
-COPY_LIMIT = 32 << 20
+COPY_LIMIT = 128 << 20
 """Bytes of arguments and outputs that may be copied per call. Where there are more, the kernels take long enough to
 hide the host's work, and copies would cost what playing back saves."""
 
