@@ -171,6 +171,50 @@ def test_scales_that_fused_kernels_get_wrong(scale: float) -> None:
     assert "tmb_library_attention" not in lowered_attention(scale=scale)
 
 
+def lowered(function: Callable[..., object], *shapes: tuple[int, ...], gpu: str = "cuda") -> str:
+    """The MAX graph of the one region that a function of bfloat16 tensors becomes."""
+
+    def run(device: str) -> None:
+        inputs = [torch.empty(s, device=device, dtype=torch.bfloat16) for s in shapes]
+        torch.compile(function, backend="max_backend", dynamic=False, options={"fallback": "error"})(*inputs)
+
+    with torch.no_grad():
+        (job,) = prebuild.regions_of(run, "cuda").jobs.values()
+    return str(build_graph(job.region, "whole", Module(), CodeSettings("highest", gpu)))
+
+
+def test_a_norm_takes_the_sum_before_it() -> None:
+    """Of a product as well, if a library multiplies; not if the sum is computed with what is added."""
+
+    def product(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = r + x @ w
+        return torch.nn.functional.layer_norm(total, (64,)), total
+
+    def gated(x: torch.Tensor, g: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = r + x * g
+        return torch.nn.functional.layer_norm(total, (64,)), total
+
+    shapes = (SIZE, 32), (32, 64), (SIZE, 64)
+    assert "tmb_add_norm" in lowered(product, *shapes)
+    assert "tmb_add_norm" not in lowered(product, *shapes, gpu="hip")
+    assert "tmb_add_norm" not in lowered(gated, (SIZE, 64), (SIZE, 64), (SIZE, 64))
+
+
+def test_gradients_of_attention_have_a_bias_for_every_row() -> None:
+    """The library gives 0 for the query's gradient where rows share theirs."""
+
+    def attend(q: torch.Tensor, mask: torch.Tensor, grad: torch.Tensor) -> object:
+        found = aten._scaled_dot_product_cudnn_attention(q, q, q, mask, True, 0.0, False)
+        out, logarithms, seed, offset = found[0], found[1], found[6], found[7]
+        return aten._scaled_dot_product_cudnn_attention_backward(
+            grad, q, q, q, out, logarithms, seed, offset, mask, None, None, SIZE, SIZE, 0.0, False
+        )
+
+    q = (2, 4, SIZE, 64)
+    (call,) = [x for x in lowered(attend, q, (2, 1, 1, SIZE), q).splitlines() if "attention_gradients" in x]
+    assert f"[2, 1, {SIZE}, {SIZE}]" in call
+
+
 @torch.no_grad()
 def test_products_of_integers_are_refused() -> None:
     """Torch has none on a GPU, and the library neither."""

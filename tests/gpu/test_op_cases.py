@@ -41,10 +41,16 @@ def _on_gpu(case: Case) -> Case:
     def moving(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             return lambda generator: moved(x, "cuda")
-        return (lambda generator: moved(x(generator), "cuda")) if callable(x) else x
+        return (lambda generator: moved(_on_cpu(x, generator), "cuda")) if callable(x) else x
 
     second = None if case.second is None else tuple(map(moving, case.second))
     return replace(case, inputs=tuple(map(moving, case.inputs)), second=second)
+
+
+def _on_cpu(make: Callable[[torch.Generator], torch.Tensor], generator: torch.Generator) -> torch.Tensor:
+    """What a maker draws from a generator of the CPU, whatever the default device is."""
+    with torch.device("cpu"):
+        return make(generator)
 
 
 def why_excluded(name: str) -> str:

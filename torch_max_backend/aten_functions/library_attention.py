@@ -129,7 +129,7 @@ def gradients_by_library(
 
     The sums of the query's gradient are not taken in the same order every time.
     """
-    call = _Call(query, key, value, mask, is_causal, scale)
+    call = _Call(query, key, value, mask, is_causal, scale, every_row=True)
     places = [_Place(x, may_be_slice=False) for x in (grad, out)]
     parameters = call.parameters | {"grad_inside": places[0].is_inside, "result_inside": places[1].is_inside}
     insides = [place.is_inside for place in call.places]
@@ -143,7 +143,10 @@ def gradients_by_library(
 
 
 class _Call:
-    """What is handed over for attention and for its gradients."""
+    """What is handed over for attention and for its gradients.
+
+    The library's kernels of gradients give 0 for the query's where rows share a bias, so it is there for ``every_row``.
+    """
 
     def __init__(
         self,
@@ -153,12 +156,13 @@ class _Call:
         mask: TensorValue | None,
         is_causal: bool,
         scale: Operand | None,
+        every_row: bool = False,
     ) -> None:
         number = 1.0 / math.sqrt(int(query.shape[3])) if scale is None else scale
         self.factor = tensor(number, DType.float32, DeviceRef.CPU())
         self.places = [_Place(x) for x in (query, key, value)]
         self.sources = [place.source for place in self.places]
-        self.bias = self.sources[0] if mask is None else _bias(mask, query, key)
+        self.bias = self.sources[0] if mask is None else _bias(mask, query, key, every_row)
         self.groups = int(key.shape[1]) if any(place.is_slice for place in self.places) else 0
         self.parameters: dict[str, bool | int] = {"is_causal": is_causal, "has_bias": mask is not None}
         for name, place in zip(("query", "key", "value"), self.places, strict=True):
@@ -183,8 +187,11 @@ class _Place:
 
 
 # -- masks -----------------------------------------------------------------------------------------------------------
-def _bias(mask: TensorValue, query: TensorValue, key: TensorValue) -> TensorValue:
-    """What a mask adds to the scores, ``[B, H, S, T]``; what it repeats along B, H or S is there once."""
+def _bias(mask: TensorValue, query: TensorValue, key: TensorValue, every_row: bool) -> TensorValue:
+    """What a mask adds to the scores, ``[B, H, S, T]``; what it repeats along B, H or S is there once.
+
+    With ``every_row`` it is there for all of S.
+    """
     source = _four(narrow(mask))
     zero, never = (constant(x, query.dtype, mask.device) for x in (0, -INF))
     if mask.dtype == DType.bool:
@@ -195,7 +202,7 @@ def _bias(mask: TensorValue, query: TensorValue, key: TensorValue) -> TensorValu
             lowest = constant(LOWEST, query.dtype, mask.device)
             low = ops.where(ops.equal(bias, never), never, lowest)
             bias = ops.where(ops.greater(lowest, bias), low, bias)
-    return broadcast_to(bias, [*bias.shape[:3], key.shape[2]])
+    return broadcast_to(bias, [*bias.shape[:2], query.shape[2] if every_row else bias.shape[2], key.shape[2]])
 
 
 def _attends(mask: TensorValue) -> TensorValue:

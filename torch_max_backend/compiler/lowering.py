@@ -91,7 +91,7 @@ class _Builder:
         self.reads_written: set[fx.Node] = set()
         self.transposed: dict[fx.Node, TensorValue] = {}
         """Transposes that were written to memory."""
-        self.rows = RowLowering(region, _is_on_gpu, self._written, self._shape_of)
+        self.rows = RowLowering(region, _is_on_gpu, self._written, self._shape_of, products_add=settings.gpu != "cuda")
         self.inside = {node for chain in chains for node in chain.nodes[:-1]} | self.rows.inside
         """Nodes that are computed where their chain ends."""
 

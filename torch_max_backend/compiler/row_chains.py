@@ -174,8 +174,12 @@ def _weight(node: fx.Node, chain: NormChain) -> fx.Node | None:
     return other if sizes_of(value) == sizes_of(product)[-1:] else None
 
 
-def added_norms(region: Region, chains: list[NormChain], on_gpu: OnGpu) -> list[AddedNorm]:
-    """Norms of a sum of two tensors of one shape, all but sums of a product, which MAX adds to as it writes it."""
+def added_norms(region: Region, chains: list[NormChain], on_gpu: OnGpu, products_add: bool) -> list[AddedNorm]:
+    """Norms of a sum of two tensors of one shape, all but sums that are computed with what is added.
+
+    MAX adds to the result of an elementwise op as it computes it, and to a product as it writes it, if it is MAX that
+    multiplies (``products_add``).
+    """
     reader = _Reader(region, on_gpu)
     found: dict[fx.Node, AddedNorm] = {}
     norms: list[tuple[fx.Node, fx.Node, list[Any], NormChain | None]] = [
@@ -189,12 +193,12 @@ def added_norms(region: Region, chains: list[NormChain], on_gpu: OnGpu) -> list[
         ready = all(
             n not in reader.order or reader.order[n] < reader.order.get(source, -1) for n in others if n is not None
         )
-        if source not in found and ready and _is_sum(reader, source):
+        if source not in found and ready and _is_sum(reader, source, products_add):
             found[source] = AddedNorm(source, norm, chain)
     return list(found.values())
 
 
-def _is_sum(reader: _Reader, node: fx.Node) -> bool:
+def _is_sum(reader: _Reader, node: fx.Node, products_add: bool) -> bool:
     if node not in reader.order or node.target is not aten.add.Tensor or node.kwargs or not reader.serves(node):
         return False
     mine = tensor_of(node)
@@ -202,7 +206,9 @@ def _is_sum(reader: _Reader, node: fx.Node) -> bool:
         value = value_of(operand) if isinstance(operand, fx.Node) else None
         if not isinstance(value, torch.Tensor) or (value.dtype, value.device) != (mine.dtype, mine.device):
             return False
-        if sizes_of(value) != sizes_of(mine) or _is_product(operand):
+        if sizes_of(value) != sizes_of(mine) or (products_add and _is_product(operand)):
+            return False
+        if torch.Tag.pointwise in getattr(operand.target, "tags", ()) and reader.only_user(operand) is node:
             return False
     return is_own(node)
 

@@ -37,11 +37,12 @@ class RowLowering:
         on_gpu: OnGpu,
         argument: Callable[[fx.Node], Any],
         shape_of: Callable[[fx.Node], list[Dim]],
+        products_add: bool,
     ) -> None:
         self.argument, self.shape_of = argument, shape_of
         norms = norm_chains(region, on_gpu)
         self.norms: dict[fx.Node, NormChain] = {c.last: c for c in norms}
-        self.sums: dict[fx.Node, AddedNorm] = {a.add: a for a in added_norms(region, norms, on_gpu)}
+        self.sums: dict[fx.Node, AddedNorm] = {a.add: a for a in added_norms(region, norms, on_gpu, products_add)}
         self.after_sums = {a.norm for a in self.sums.values()}
         self.losses: dict[fx.Node, Likelihood] = {c.last: c for c in likelihoods(region, on_gpu)}
         chained = [c.inside for c in norms] + [c.inside for c in self.losses.values()]
