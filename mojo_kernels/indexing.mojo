@@ -1,9 +1,11 @@
-"""The bits of a tensor as another dtype."""
+"""The bits of a tensor as another dtype, and slices that are written in place."""
 
 import extensibility
-from extensibility import InputTensor, OutputTensor, foreach
+from extensibility import InputTensor, OutputTensor, _FusedInputTensor, _MutableInputTensor, foreach
+from max.algorithm.functional import elementwise
 from max.gpu.host import DeviceContext
 from std.memory import bitcast
+from std.sys import size_of
 from std.utils.coord import Coord
 
 
@@ -19,3 +21,36 @@ struct Bitcast:
             return bitcast[result.dtype, width](a.load[width](at))
 
         foreach[target=target](element, result, ctx)
+
+
+@extensibility.register("tmb_index_copy")
+struct IndexCopy[axis: Int]:
+    """Writes slices of `source` along `axis` into `memory`, at the places in `index`, which are clamped into range.
+
+    The source is computed as it is written, if it is elementwise.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        memory: _MutableInputTensor,
+        source: _FusedInputTensor[dtype=memory.dtype, rank=memory.rank, ...],
+        index: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime last = memory.rank - 1
+        comptime width = 1 if Self.axis == last else max(1, 16 // size_of[memory.dtype]())
+        var size = memory.dim_size(Self.axis)
+
+        def move[lanes: Int, alignment: Int = 1](at: Coord) {var memory, var source, var index, var size}:
+            var value = source._lambda_load[width=lanes, element_alignment=alignment](at)
+            var position = 0
+            comptime for d in range(memory.rank):
+                var place = Int(at[d].value())
+                comptime if d == Self.axis:
+                    place = max(0, min(Int(index.unsafe_ptr()[unsafe_offset=place]), size - 1))
+                position = position * memory.dim_size(d) + place
+            memory.unsafe_ptr().unsafe_offset(position).unsafe_store[width=lanes](value)
+
+        elementwise[simd_width=width, target=target](move, source.shape_coord(), ctx)

@@ -32,10 +32,18 @@ def _index_put(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     return torch.index_put(x, (i,), torch.ones(4))
 
 
+def _written_slice(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    """An input that is written where it is."""
+    x.index_copy_(1, i[0], torch.ones(3, 4))
+    return x + 1
+
+
 REFUSALS = {
     "index": Refusal(lambda x, i: x[i], torch.tensor([[0, 3, 1, 1]])),
     "index_negative": Refusal(lambda x, i: x[i], torch.tensor([[0, -4, 1, 1]])),
     "index_two": Refusal(lambda x, i: x[i, i], torch.tensor([[0, 3, 1, 1]])),
+    "index_copy_in_place": Refusal(_written_slice, torch.tensor([[0, 4, 1, 1]])),
+    "index_copy_in_place_negative": Refusal(_written_slice, torch.tensor([[0, -1, 1, 1]])),
     "index_put": Refusal(_index_put, torch.tensor([[0, 3, 1, 1]])),
     "index_select": Refusal(lambda x, i: x.index_select(0, i[0]), torch.tensor([[0, 3, 1, 1]])),
     "embedding": Refusal(lambda x, i: F.embedding(i, x), torch.tensor([[0, 3, 1, 1]])),

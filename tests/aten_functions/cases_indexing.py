@@ -122,6 +122,21 @@ def along(x, i, s):
     )
 
 
+def caches(x, turned, line, flags, i, s):
+    """Slices that are written where the input is; what reads the input before or beside it sees what it was."""
+    x.index_copy_(2, i, s[..., :4].transpose(1, 2) * 2)
+    turned.permute(2, 0, 1).index_copy_(1, i, turned[:2].permute(2, 0, 1) + 1)
+    line.index_copy_(0, i, s[0, 0, :2, 0])
+    flags.index_copy_(1, i, s[0, 0, :, :2] > 0)
+    return x.sum(2), x[:, :, 1:3], line + 1, flags.any()
+
+
+def cache_in_another_order(x, i, s):
+    """The input's memory has its third dimension first."""
+    x.index_copy_(1, i, s)
+    return x.sum(2)
+
+
 def dynamic_writes(x, i, s):
     return (
         x.index_add(0, i, s),
@@ -196,7 +211,18 @@ def on_dtypes(x, i, s):
 SPECIAL = torch.tensor([float("nan"), float("inf"), -float("inf"), 1.0, -2.0, 0.5, 3.0, float("nan")])
 PERMUTED = torch.tensor([3, 0, 2])
 
+
+def _turned(generator):
+    return randn(6, 3, 4)(generator).permute(1, 2, 0)
+
+
 CASES = [
+    Case(
+        "caches",
+        caches,
+        (randn(2, 3, 5, 4), randn(4, 2, 4), randn(5), bools(3, 4), PERMUTED[[0, 2]], randn(2, 2, 3, 7)),
+    ),
+    Case("cache_in_another_order", cache_in_another_order, (_turned, PERMUTED[[2, 0]], randn(3, 2, 6))),
     Case("reads", reads, (randn(3, 3, 4), ints(2, 3, low=-3, high=3), ints(3, low=-3, high=3))),
     Case("gathers", gathers, (randn(3, 3), ints(3, 3, low=0, high=3))),
     Case(

@@ -17,7 +17,7 @@ import max as max_package
 import numpy as np
 import platformdirs
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, Graph, StaticDim, TensorType, TensorValue, ops
+from max.graph import DeviceRef, Dim, Graph, StaticDim, TensorType, TensorValue, Value, ops
 
 from torch_max_backend.aten_functions.dtypes import Operand, result_type
 from torch_max_backend.errors import NeedsStatic
@@ -384,9 +384,20 @@ def mojo_op(
         device: Where it runs; by default where the operands are.
     """
     where = device or device_of(*values)
-    graph = Graph.current
-    path = kernel_library()
-    if path not in graph.kernel_libraries_paths:
-        graph._import_kernels([path])
+    _import_kernels()
     types = [TensorType(dtype, [Dim(d) for d in shape], where) for dtype, shape in out]
     return [v.tensor for v in ops.custom(name, where, list(values), types, parameters)]
+
+
+def _import_kernels() -> None:
+    graph, path = Graph.current, kernel_library()
+    if path not in graph.kernel_libraries_paths:
+        graph._import_kernels([path])
+
+
+def mojo_op_in_place(name: str, values: Sequence[Value[Any]], parameters: dict[str, Any] | None = None) -> None:
+    """Call a kernel of ``mojo_kernels`` that writes to buffers among ``values`` and gives nothing."""
+    _import_kernels()
+    ops.inplace_custom(
+        name, device_of(*(v for v in values if isinstance(v, TensorValue))), list(values), [], parameters
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from max.graph import TensorValue, ops
+from max.dtype import DType
+from max.graph import BufferValue, TensorValue, ops
 
 from torch_max_backend.aten_functions.common import (
     axis_of,
@@ -13,7 +14,9 @@ from torch_max_backend.aten_functions.common import (
     broadcast_to,
     cast,
     full,
+    mojo_op_in_place,
     numel,
+    permute,
     reshape,
     static,
     tensor,
@@ -230,6 +233,18 @@ def index_add(
 @map_to(aten.index_copy.default)
 def index_copy(self: TensorValue, dim: int, index: TensorValue, source: TensorValue) -> TensorValue:
     return _write_along(self, dim, index, source, "set")
+
+
+def index_copy_in_place(
+    memory: BufferValue, order: Sequence[int], dim: int, index: TensorValue, source: TensorValue
+) -> None:
+    """The same, written where ``self`` is: ``memory`` has its dims in ``order``, and none of their sizes is 0."""
+    at = _at_least_1d(index)
+    if at.device.is_cpu():
+        at = checked(at, memory.shape[order.index(dim)], wraps=False)
+    mojo_op_in_place(
+        "tmb_index_copy", [memory, permute(source, order), cast(at, DType.int64)], {"axis": order.index(dim)}
+    )
 
 
 # index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor

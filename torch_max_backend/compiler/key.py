@@ -79,7 +79,8 @@ def _lowering_digest(region: Region) -> str:
 
 @functools.cache
 def _digest_named(modules: frozenset[str]) -> str:
-    compiler = [Path(__file__).with_name(name) for name in ("lowering.py", "dims.py", "constants.py", "fusion.py")]
+    names = ("lowering", "dims", "constants", "fusion", "row_chains", "row_lowering", "transposes")
+    compiler = [Path(__file__).with_name(f"{name}.py") for name in names]
     return digest_files([*(_FAMILIES / f"{m}.py" for m in modules), *compiler])
 
 
@@ -91,7 +92,7 @@ def _kernels_digest(region: Region) -> str:
 
 @functools.cache
 def _calls_kernels(module: str) -> bool:
-    return module != "common" and "mojo_op(" in (_FAMILIES / f"{module}.py").read_text()
+    return module != "common" and "mojo_op" in (_FAMILIES / f"{module}.py").read_text()
 
 
 def _user_digest(region: Region) -> str:

@@ -18,11 +18,12 @@ from torch_max_backend.aten_functions.common import finish, in_memory, materiali
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.dtypes import max_dtype
+from torch_max_backend.aten_functions.indexing import index_copy_in_place
 from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last, last_order
-from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.aten_functions.registry import aten, aten_functions
 from torch_max_backend.aten_functions.transposes import written_transpose
 from torch_max_backend.compiler.constants import fold_constant_ops
-from torch_max_backend.compiler.fusion import Chain, convolution_chains
+from torch_max_backend.compiler.fusion import Chain, convolution_chains, is_own, tensor_of
 from torch_max_backend.compiler.row_lowering import RowLowering
 from torch_max_backend.compiler.transposes import PERMUTES, order_of_permute, stored, written_reads
 from torch_max_backend.errors import LoweringError, NeedsStatic, Unsupported
@@ -85,6 +86,8 @@ class _Builder:
         self.scalars: dict[Any, TensorValue] = {}
         self.buffers: dict[fx.Node, BufferValue] = {}
         self.written = broadcast_results(region)
+        self.in_place = written_slices(region)
+        """Nodes that write slices of an input which is theirs alone, and the input."""
         chains = convolution_chains(region)
         self.chains = {chain.last: chain for chain in chains}
         self.transposed_reads = written_reads(region, _is_on_gpu)
@@ -111,6 +114,8 @@ class _Builder:
             for port in region.outputs:
                 outputs.append(stored(permute(self.env[port.node], port.order)))
             for target, source in region.stores:
+                if source in self.in_place:
+                    continue
                 order = next(p.order for p in region.inputs if p.node is target)
                 ops.buffer_store(self.buffers[target], stored(permute(self.env[source], order)))
             graph.output(*outputs)
@@ -133,11 +138,26 @@ class _Builder:
     def _bind(self, node: fx.Node, order: tuple[int, ...], value: Any) -> None:
         if isinstance(value, BufferValue):
             self.buffers[node] = value
+            if node in self.in_place.values():
+                return  # it is read when it has been written
             value = ops.buffer_load(value)
+        self.env[node] = self._as_promised(node, order, value.tensor)
+
+    def _as_promised(self, node: fx.Node, order: tuple[int, ...], memory: TensorValue) -> TensorValue:
+        """What lies in memory in this order of its dimensions, as the graph sees it."""
         inverse = sorted(range(len(order)), key=order.__getitem__)
-        tensor = permute(value.tensor, inverse)
-        dims = [self.region.dims.dim(e) for e in sizes_of(value_of(node))]
-        self.env[node] = tensor if list(tensor.shape) == dims else rebind(tensor, dims)
+        tensor = permute(memory, inverse)
+        dims = self._shape_of(node)
+        return tensor if list(tensor.shape) == dims else rebind(tensor, dims)
+
+    def _write_in_place(self, node: fx.Node) -> TensorValue:
+        """Write slices of an input where it is, and give it as it is then."""
+        target = self.in_place[node]
+        order = next(p.order for p in self.region.inputs if p.node is target)
+        _, dim, index, source = node.args
+        memory = self.buffers[target]
+        index_copy_in_place(memory, order, dim % len(order), self.env[index], self._written(source))
+        return self._as_promised(node, order, ops.buffer_load(memory))
 
     # -- one node ----------------------------------------------------------------------------------------------
     def _lower(self, node: fx.Node) -> Any:
@@ -174,6 +194,8 @@ class _Builder:
     def _call(self, node: fx.Node) -> Any:
         if self.rows.serves(node):
             return self.rows.call(node)
+        if node in self.in_place:
+            return self._write_in_place(node)
         lowering = aten_functions.get(node.target)
         assert lowering is not None, f"{node.target} entered a region without a lowering"
         self.reads_written = self.transposed_reads.get(node, set())
@@ -379,6 +401,24 @@ def _is_reshape(node: fx.Node) -> bool:
 
 
 RESHAPES = frozenset({"view", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select"})
+
+
+def written_slices(region: Region) -> dict[fx.Node, fx.Node]:
+    """The nodes that copy slices into an input which then is overwritten with the result, by node.
+
+    A cache of keys is written so, a token at a time. Nothing else may read what the input was before.
+    """
+    inside, returned = set(region.nodes), {p.node for p in region.outputs}
+    found = {}
+    for target, source in region.stores:
+        if source.target is not aten.index_copy.default or source not in inside or source.args[0] is not target:
+            continue
+        memory, copied = tensor_of(target), tensor_of(source.args[3])
+        is_alone = [u for u in target.users if u in inside] == [source] and source.args.count(target) == 1
+        is_known = all(d.is_number and d != 0 for x in (memory, copied) for d in sizes_of(x))
+        if is_own(source) and is_alone and is_known and target not in returned and memory.dim() == copied.dim() > 0:
+            found[source] = target
+    return found
 
 
 def broken_promise(value: Any, promised: Promise) -> str:
