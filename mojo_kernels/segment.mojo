@@ -69,6 +69,43 @@ struct SegmentReduce[reduce: StaticString, has_initial: Bool]:
         foreach[target=target, simd_width=1](element, result, ctx)
 
 
+@extensibility.register("tmb_bag_maxima")
+struct BagMaxima:
+    """For every bag and column the place of the largest element of `rows`, `[n, columns]`, or -1 for an empty bag.
+
+    As in torch, the first of equal elements counts, and NaN only where it is the bag's first.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[dtype=DType.int64, rank=2, ...],
+        rows: InputTensor[rank=2, ...],
+        offsets: InputTensor[dtype=DType.int64, rank=1, ...],
+        counts: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var n = rows.dim_size(0)
+        var ends = offsets.dim_size(0)
+
+        def element[
+            lanes: Int
+        ](at: Coord[...]) {var rows, var offsets, var counts, var n, var ends} -> SIMD[DType.int64, lanes]:
+            var bag = Int(at[0].value())
+            var column = Int(at[1].value())
+            var stop = n
+            if bag + 1 < ends:
+                stop = min(Int(offsets[bag + 1]), n)
+            var place = -1
+            for i in range(max(Int(offsets[bag]), 0), stop):
+                if counts[i] != 0 and (place < 0 or rows[i, column] > rows[place, column]):
+                    place = i
+            return SIMD[DType.int64, lanes](place)
+
+        foreach[target=target, simd_width=1](element, result, ctx)
+
+
 def bits_of[dtype: DType](x: Scalar[dtype]) -> UInt64:
     """The bits of a number as float64 or int64. Subnormal numbers are converted by hand: MAX's threads drop them."""
     comptime if dtype == DType.float64:
