@@ -1,4 +1,4 @@
-"""Reductions of consecutive pieces of an axis, and the exclusive or of an axis's bits."""
+"""Reductions of consecutive pieces of an axis and their gradients, and the exclusive or of an axis's bits."""
 
 import extensibility
 from extensibility import InputTensor, OutputTensor, foreach
@@ -65,6 +65,118 @@ struct SegmentReduce[reduce: StaticString, has_initial: Bool]:
                     comptime if not Self.has_initial:
                         total = nan[wide]()
             return SIMD[result.dtype, lanes](total.cast[result.dtype]())
+
+        foreach[target=target, simd_width=1](element, result, ctx)
+
+
+@extensibility.register("tmb_segment_gradient")
+struct SegmentGradient[reduce: StaticString]:
+    """The gradient of `tmb_segment_reduce` for `data`, `[outer, n, inner]`; `grad` and `output` are per segment.
+
+    As in torch, equal maxima or minima share a gradient above zero, and each of them has all of one below it; and a
+    product's gradient at zero or NaN is the product of the other elements and of the initial value.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[rank=3, ...],
+        grad: InputTensor[dtype=result.dtype, rank=3, ...],
+        output: InputTensor[dtype=result.dtype, rank=3, ...],
+        data: InputTensor[dtype=result.dtype, rank=3, ...],
+        starts: InputTensor[dtype=DType.int64, rank=2, ...],
+        stops: InputTensor[dtype=DType.int64, rank=2, ...],
+        initial: InputTensor[dtype=result.dtype, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime wide = DType.float32 if result.dtype.is_half_float() else result.dtype
+        var n = data.dim_size(1)
+        var segments = stops.dim_size(1)
+
+        def element[
+            lanes: Int
+        ](at: Coord[...]) {
+            var grad, var output, var data, var starts, var stops, var initial, var n, var segments
+        } -> SIMD[result.dtype, lanes]:
+            var outer = Int(at[0].value())
+            var here = Int(at[1].value())
+            var inner = Int(at[2].value())
+            var segment = 0  # the first that stops behind this element, by halving
+            var beyond = segments
+            while segment < beyond:
+                var middle = (segment + beyond) // 2
+                if Int(stops[outer, middle]) > here:
+                    beyond = middle
+                else:
+                    segment = middle + 1
+            var share = Scalar[wide](0)
+            if segment < segments and Int(starts[outer, segment]) <= here:
+                var start = max(Int(starts[outer, segment]), 0)
+                var stop = min(Int(stops[outer, segment]), n)
+                share = grad[outer, segment, inner].cast[wide]()
+                var x = data[outer, here, inner].cast[wide]()
+                var y = output[outer, segment, inner].cast[wide]()
+                comptime if Self.reduce == "max" or Self.reduce == "min":
+                    if x != x or x == y:
+                        var equal = 0
+                        for i in range(start, stop):
+                            var other = data[outer, i, inner].cast[wide]()
+                            if other != other or other == y:
+                                equal += 1
+                        if share > 0:
+                            share /= Scalar[wide](equal)
+                    else:
+                        share = 0
+                elif Self.reduce == "mean":
+                    share /= Scalar[wide](stop - start)
+                elif Self.reduce == "prod":
+                    if x != x or x == 0:
+                        var others = initial[0].cast[wide]()
+                        for i in range(start, stop):
+                            if i != here:
+                                others *= data[outer, i, inner].cast[wide]()
+                        share *= others
+                    else:
+                        share = share * y / x
+            return SIMD[result.dtype, lanes](share.cast[result.dtype]())
+
+        foreach[target=target, simd_width=1](element, result, ctx)
+
+
+@extensibility.register("tmb_bag_maxima")
+struct BagMaxima:
+    """For every bag and column the place of the largest element of `rows`, `[n, columns]`, or -1 for an empty bag.
+
+    As in torch, the first of equal elements counts, and NaN only where it is the bag's first.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[dtype=DType.int64, rank=2, ...],
+        rows: InputTensor[rank=2, ...],
+        offsets: InputTensor[dtype=DType.int64, rank=1, ...],
+        counts: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var n = rows.dim_size(0)
+        var ends = offsets.dim_size(0)
+
+        def element[
+            lanes: Int
+        ](at: Coord[...]) {var rows, var offsets, var counts, var n, var ends} -> SIMD[DType.int64, lanes]:
+            var bag = Int(at[0].value())
+            var column = Int(at[1].value())
+            var stop = n
+            if bag + 1 < ends:
+                stop = min(Int(offsets[bag + 1]), n)
+            var place = -1
+            for i in range(max(Int(offsets[bag]), 0), stop):
+                if counts[i] != 0 and (place < 0 or rows[i, column] > rows[place, column]):
+                    place = i
+            return SIMD[DType.int64, lanes](place)
 
         foreach[target=target, simd_width=1](element, result, ctx)
 

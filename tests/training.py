@@ -109,6 +109,13 @@ def gradient_of_input(compile: Compile) -> Any:
     return torch.autograd.grad(run(x, y).sum(), (x, y))
 
 
+def gradient_of_sign(compile: Compile) -> Any:
+    """Torch's gradient of ``sgn`` is a tensor of zeros without memory."""
+    x, y = torch.randn(4, 6, requires_grad=True), torch.randn(4, 6, requires_grad=True)
+    compile(lambda a, b: (a.sgn() * b + b.sgn()).tanh())(x, y).sum().backward()
+    return x.grad, y.grad
+
+
 def frozen(compile: Compile) -> Any:
     model = Perceptron()
     model.layers[0].requires_grad_(False)
@@ -360,6 +367,7 @@ REST = [
             accumulates,
             retains_the_graph,
             gradient_of_input,
+            gradient_of_sign,
             frozen,
             partly_without_gradients,
             inference_between_steps,

@@ -56,6 +56,7 @@ def bags(w, i, s):
         F.embedding_bag(i, w, offsets, padding_idx=1),
         F.embedding_bag(i, w, last, include_last_offset=True, mode="sum"),
         F.embedding_bag(i.view(2, 4), w, mode="mean"),
+        *aten._embedding_bag.default(w, i, offsets, False, 1, False, None, False, 1)[:3],  # which bag, of how many
     )
 
 
@@ -70,6 +71,48 @@ def bag_gradients(g, i, s):
         back(g, i, offsets, which, sizes, e, 7, False, 0, False, s),
     )
 
+
+def bag_maxima(w, i):
+    """Of equal maxima the first one counts, and as in torch NaN is kept only where it comes first."""
+    offsets, last = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 3, 3, 8])
+    bag, back = aten._embedding_bag.default, aten._embedding_bag_backward
+    g, found = torch.cos(torch.arange(20.0)).view(4, 5), []
+    for at, options in (
+        (offsets, (False, 2)),
+        (offsets, (False, 2, False, None, False, 1)),
+        (last, (False, 2, False, None, True)),
+        (torch.tensor([0, 0, 8]), (False, 2)),
+    ):
+        y, which, sizes, maxima = bag(w, i, at, *options)
+        of = g[: len(y)].to(w.dtype)
+        found += [y, maxima, back(of, i, at, which, sizes, maxima, len(w), False, 2, False, None, (*options, -1)[-1])]
+    return tuple(found)
+
+
+def bag_weight_gradients(g, w, i):
+    """With the end of the last bag among the offsets, and without."""
+    offsets, last = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 2, 2, 5, 8])
+    which = torch.tensor([0, 0, 2, 2, 2, 3, 3, 3])
+    back = aten._embedding_bag_per_sample_weights_backward
+    return (
+        back(g, w, i, offsets, which, 0),
+        back(g, w, i, offsets, which, 0, 1),
+        back(g, w, i.to(i32), last.to(i32), which.to(i32), 0),
+        back(g.bfloat16(), w.bfloat16(), i, offsets, which, 0),
+        back(g[:0], w, i[:0], offsets[:0], which[:0], 0),
+    )
+
+
+def bag_maxima_dynamic(w, i):
+    offsets = torch.tensor([0, 2, 2, 5])
+    y, which, sizes, maxima = aten._embedding_bag.default(w, i, offsets, False, 2)
+    return y, maxima, aten._embedding_bag_backward(y, i, offsets, which, sizes, maxima, len(w), False, 2, False, None)
+
+
+INF, NAN = float("inf"), float("nan")
+SPECIAL_ROWS = torch.tensor(
+    [[NAN, 0.0, -INF, -0.0, 1.0], [1.0, -0.0, NAN, 0.0, INF], [INF, NAN, NAN, 2.0, NAN], [-INF] * 5]
+)
 
 CASES = [
     Case("lookups", lookups, (randn(7, 5), ints(2, 3, low=0, high=7))),
@@ -102,5 +145,17 @@ CASES = [
         (randn(3, 4, 5), ints(3, 4, low=0, high=7)),
     ),
     Case("bags", bags, (randn(7, 5), ints(8, low=0, high=7), rand(8))),
+    Case("bag_maxima", bag_maxima, (randn(7, 5), ints(8, low=0, high=7))),
+    Case("bag_maxima_ties", bag_maxima, (ints(7, 5, low=0, high=2, dtype=torch.float32), ints(8, low=0, high=7))),
+    Case("bag_maxima_special", bag_maxima, (SPECIAL_ROWS, torch.tensor([0, 1, 2, 1, 3, 3, 0, 2]))),
+    Case("bag_maxima_bf16", bag_maxima, (randn(7, 5, dtype=bf16), ints(8, low=0, high=7, dtype=i32))),
+    Case(
+        "bag_maxima_dynamic",
+        bag_maxima_dynamic,
+        (randn(7, 5), ints(8, low=0, high=7)),
+        True,
+        (randn(9, 5), ints(6, low=0, high=9)),
+    ),
+    Case("bag_weight_gradients", bag_weight_gradients, (randn(4, 5), randn(7, 5), ints(8, low=0, high=7))),
     Case("bag_gradients", bag_gradients, (randn(4, 5), ints(8, low=0, high=7), rand(8))),
 ]

@@ -28,6 +28,28 @@ def by_offsets(x, offsets):
     )
 
 
+def waves(y):
+    return torch.arange(y.numel(), dtype=torch.float32).cos().view_as(y).to(y.dtype)
+
+
+def gradients(x, lengths):
+    """Of both signs: of equal maxima torch shares a positive gradient, and gives all of a negative one to each."""
+    axis, found = lengths.dim() - 1, []
+    for r in REDUCTIONS:
+        for i in (None, 0.5):
+            y = torch.segment_reduce(x, r, lengths=lengths, axis=axis, initial=i)
+            found.append(aten._segment_reduce_backward(waves(y), y, x, r, lengths=lengths, axis=axis, initial=i))
+    return tuple(found)
+
+
+def gradients_by_offsets(x, offsets):
+    axis, found = offsets.dim() - 1, []
+    for r in REDUCTIONS:
+        y = torch.segment_reduce(x, r, offsets=offsets, axis=axis)
+        found.append(aten._segment_reduce_backward(waves(y), y, x, r, offsets=offsets, axis=axis))
+    return tuple(found)
+
+
 def hashes(x):
     hash_tensor = torch.hash_tensor
     return (
@@ -57,6 +79,16 @@ CASES = [
     Case("offsets", by_offsets, (randn(9, 4), torch.tensor([0, 3, 3, 9]))),
     Case("offsets_2d", by_offsets, (randn(2, 5, 3), torch.tensor([[0, 2, 2, 5], [0, 1, 5, 5]]))),
     Case("lengths_none", by_lengths, (randn(0, 2), torch.tensor([0, 0]))),
+    Case("gradients", gradients, (randn(9, 4), torch.tensor([3, 0, 4, 2]))),
+    Case("gradients_ties", gradients, (ints(12, 3, low=-1, high=3, dtype=torch.float32), torch.tensor([5, 1, 6]))),
+    Case("gradients_2d", gradients, (randn(2, 5, 3), torch.tensor([[2, 0, 3], [1, 4, 0]]))),
+    Case("gradients_special", gradients, (ROWS, torch.tensor([1, 0, 3, 1]))),
+    Case("gradients_bf16", gradients, (randn(4, 3, dtype=BF16), torch.tensor([2, 0, 2])),
+         rtol=2e-2, why="torch rounds quotients and products to 16 bits at every step"),
+    Case("gradients_none", gradients, (randn(0, 2), torch.tensor([0, 0]))),
+    Case("gradients_offsets", gradients_by_offsets, (randn(9, 4), torch.tensor([0, 3, 3, 9]))),
+    Case("gradients_dynamic", gradients, (randn(9, 5), torch.tensor([3, 0, 4, 2])), dynamic=True,
+         second=(randn(7, 2), torch.tensor([3, 4, 0]))),
     Case("lengths_dynamic", by_lengths, (randn(9, 5), torch.tensor([3, 0, 4, 2])), dynamic=True,
          second=(randn(7, 2), torch.tensor([3, 4, 0]))),
 ]  # fmt: skip

@@ -57,7 +57,13 @@ def _constant_op(value: int) -> Callable[..., TensorValue]:
 
 
 # zeros(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor; the other schemas differ in what gives the shape.
-map_to(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default)(_constant_op(0))
+map_to(
+    aten.zeros.default,
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten.zero.default,
+    aten._efficientzerotensor.default,  # a gradient that is zero everywhere, as of sgn
+)(_constant_op(0))
 map_to(aten.ones.default, aten.ones_like.default, aten.new_ones.default)(_constant_op(1))
 
 # empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor

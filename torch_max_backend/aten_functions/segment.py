@@ -55,6 +55,33 @@ def segment_reduce(
     return reshape(result, shape)
 
 
+# _segment_reduce_backward(Tensor grad, Tensor output, Tensor data, str reduce, *, Tensor? lengths=None,
+#     Tensor? offsets=None, int axis=0, Scalar? initial=None) -> Tensor
+@map_to(aten._segment_reduce_backward.default, how="mojo", limits="lengths and offsets are not checked")
+def _segment_reduce_backward(
+    grad: TensorValue,
+    output: TensorValue,
+    data: TensorValue,
+    reduce: str,
+    lengths: TensorValue | None = None,
+    offsets: TensorValue | None = None,
+    axis: int = 0,
+    initial: float | None = None,
+) -> TensorValue:
+    """Every element's share of its piece's gradient."""
+    if any(static(d) == 0 for d in [*data.shape, *output.shape]):
+        return full(0, data.shape, grad.dtype, grad.device)
+    at = axis_of(axis, data.rank)
+    outer, inner = numel(data.shape[:at]), numel(data.shape[at + 1 :])
+    ends = _ends(lengths, offsets, outer)
+    pieces = [outer, ends[0].shape[1], inner]
+    rows = reshape(data, [outer, data.shape[at], inner])
+    first = constant(1 if initial is None else initial, data.dtype, data.device)
+    values = [reshape(grad, pieces), reshape(output, pieces), rows, *ends, reshape(first, [1])]
+    (result,) = mojo_op("tmb_segment_gradient", values, [(grad.dtype, rows.shape)], {"reduce": reduce})
+    return reshape(result, data.shape)
+
+
 def _ends(lengths: TensorValue | None, offsets: TensorValue | None, outer: Dim) -> list[TensorValue]:
     """Where pieces start and stop, as ``[outer, pieces]``."""
     if offsets is not None:
