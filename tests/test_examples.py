@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +27,65 @@ def training() -> Any:
     return module
 
 
-def test_check(training: Any) -> None:
-    def run(model: nn.Module, other: torch.Tensor | None = None) -> Any:
-        trained = training.train("eager", model, batches, loss_of, 1e-2, "eager")
-        return trained if other is None else training.Run(trained.losses + other, trained.model, trained.step_s)
-
-    def loss_of(model: nn.Module, inputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(model(inputs), wanted)
-
+@pytest.fixture(scope="module")
+def problem(training: Any) -> Any:
+    """A model, batches, its loss, and eager's runs: plain, and nudged."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     batches = [(torch.randn(16, 4), torch.randn(16, 1)) for _ in range(20)]
-    eager, nudged = run(model), run(training.nudged(model))
-    assert not torch.equal(eager.losses, nudged.losses)
-    assert "as eager" in training.check(eager, eager, [nudged])
-    assert "as eager" in training.check(nudged, eager, [nudged])
+    size = training.nudge_size(model, batches, loss_of)
+    nudged = [training.train("nudged", model, batches, loss_of, 1e-2, "eager", training.Nudge(size, s)) for s in (2, 3)]
+    return model, batches, training.train("eager", model, batches, loss_of, 1e-2, "eager"), nudged
+
+
+def loss_of(model: nn.Module, inputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(model(inputs), wanted)
+
+
+class Scaled(torch.autograd.Function):
+    """The same values, and a gradient that is 1 % too large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 1.01
+
+
+def wrong_loss(model: nn.Module, inputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(model[2](Scaled.apply(model[1](model[0](inputs)))), wanted)
+
+
+def test_nudges(training: Any, problem: Any) -> None:
+    model, batches, eager, nudged = problem
+    assert not torch.equal(eager.losses, nudged[0].losses)
+    before = copy.deepcopy(model)
+    with training.Nudge(1e-3, 2).moved(model):
+        assert training.apart(model.parameters(), before.parameters()) > 0
+    assert training.apart(model.parameters(), before.parameters()) == 0
+    size = training.nudge_size(model, batches, loss_of)
+    assert 2**-26 < size < 2**-16
+
+
+def test_check(training: Any, problem: Any) -> None:
+    model, batches, eager, nudged = problem
+    for run in (eager, *nudged):
+        assert "as eager" in training.check(run, eager, nudged)
     one_step = torch.zeros(20).index_fill(0, torch.tensor(7), 1e-3)
     with pytest.raises(AssertionError, match="step 7: losses differ"):
-        training.check(run(model, one_step), eager, [nudged])
-    with torch.no_grad():
-        next(model.parameters()).add_(1e-3)
+        training.check(replace(eager, losses=eager.losses + one_step), eager, nudged)
+    other = training.train("too fast", model, batches, loss_of, 1.01e-2, "eager")
     with pytest.raises(AssertionError, match="losses differ"):
-        training.check(run(model), eager, [nudged])
-    moved = training.Run(eager.losses, run(model).model, eager.step_s)
+        training.check(other, eager, nudged)
     with pytest.raises(AssertionError, match="final parameters"):
-        training.check(moved, eager, [nudged])
+        training.check(replace(eager, model=other.model), eager, nudged)
+
+
+def test_check_gradients(training: Any, problem: Any) -> None:
+    model, batches, eager, _ = problem
+    right = replace(eager, model=copy.deepcopy(model))
+    assert "1.00 times as far" in training.check_gradients(right, eager, batches, loss_of)
+    with pytest.raises(AssertionError, match="times as far from float64's as eager's, allowed is 8"):
+        training.check_gradients(replace(right, compute=wrong_loss), eager, batches, loss_of)

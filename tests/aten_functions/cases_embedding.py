@@ -46,6 +46,13 @@ def gradients(g, i):
     )
 
 
+def tied(g, x, i, u):
+    """The gradient of a table that is also the weight of the last layer; the second product has another reader."""
+    table = aten.embedding_dense_backward(u, i, 83, -1, False)
+    product, other = g.t() @ x, g.t() @ (x * 2)
+    return product + table, table.mul(2) + other, other, table + (g.t() @ x[:, :7]).sum()
+
+
 def bags(w, i, s):
     offsets, last = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 3, 8])
     return (
@@ -143,6 +150,20 @@ CASES = [
         (randn(2, 6, 5), ints(2, 6, low=0, high=7)),
         True,
         (randn(3, 4, 5), ints(3, 4, low=0, high=7)),
+    ),
+    Case(
+        "gradients_wide",
+        lambda g, i: aten.embedding_dense_backward(g, i, 9, -1, False),
+        (randn(40, 321), ints(40, low=0, high=9)),
+    ),
+    Case("tied", tied, (randn(19, 83), randn(19, 37), ints(2, 6, low=0, high=83), randn(2, 6, 37))),
+    Case(
+        "tied_f64",
+        tied,
+        (
+            *(randn(*shape, dtype=torch.float64) for shape in ((19, 83), (19, 37))),
+            *(ints(2, 6, low=0, high=83), randn(2, 6, 37, dtype=torch.float64)),
+        ),
     ),
     Case("bags", bags, (randn(7, 5), ints(8, low=0, high=7), rand(8))),
     Case("bag_maxima", bag_maxima, (randn(7, 5), ints(8, low=0, high=7))),

@@ -19,6 +19,11 @@ def products(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.mm(a, b), a @ b.t(), a.t() @ b
 
 
+def turned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """As the gradient of a weight with more rows than columns."""
+    return a.t() @ b
+
+
 def batched(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.bmm(a, b), a @ a.transpose(1, 2), a.transpose(1, 2) @ a
 
@@ -100,6 +105,9 @@ CASES = [
         atol=6e-2,
         why="eager rounds alpha times the product before it adds",
     ),
+    Case("turned_f32", turned, (ints(601, 131, dtype=F32), ints(601, 33, dtype=F32))),
+    Case("turned_bf16", turned, (randn(45, 131, dtype=BF16), randn(45, 33, dtype=BF16)), atol=6e-2, why=SUMS),
+    Case("turned_i64", turned, (ints(17, 40), ints(17, 20))),
     Case("baddbmm_f32", batch_added, (randn(3, 17, 17), randn(3, 17, 17), randn(3, 17, 17))),
     Case("vectors_f32", vectors, (randn(17, 17), randn(17))),
     Case("integers_i64", integers, (ints(17, 17), ints(17, 17))),

@@ -283,7 +283,38 @@ def _remember_transpose(result: TensorValue, x: TensorValue, same: Callable[[Ten
         result._transpose_of = lambda: same(source(), swapped)
 
 
-def mark_unfinished(x: TensorValue, unfinished: Any) -> None:
+class Unfinished:
+    """What an op may ask for in the place of a value that it reads: the value and more, computed by one kernel.
+
+    Each answer is ``None`` where there is no such kernel.
+    """
+
+    def activated(self, activation: str) -> TensorValue | None:
+        """The value behind an activation."""
+        return None
+
+    def piece(self, axis: int, start: int, size: int) -> TensorValue | None:
+        """Elements ``start`` to ``start + size`` along an axis."""
+        return None
+
+    def added_to(self, x: TensorValue) -> TensorValue | None:
+        """The sum with ``x``."""
+        return None
+
+    def plus_rows(self, updates: TensorValue, at: TensorValue) -> TensorValue | None:
+        """The value ``[M, N]``, to whose rows ``at`` ``updates`` are added."""
+        return None
+
+    def reshaped(self, shape: Sequence[Dim]) -> Unfinished | None:
+        """The same of the value in another shape."""
+        return None
+
+    def permuted(self, dims: Sequence[int]) -> Unfinished | None:
+        """The same of the value with its dimensions in another order."""
+        return None
+
+
+def mark_unfinished(x: TensorValue, unfinished: Unfinished | None) -> None:
     """Note on a value what an op that reads it may ask for in its place; see `library_products.py`."""
     if unfinished is not None:
         x._unfinished = unfinished
@@ -295,7 +326,7 @@ def finish(x: TensorValue) -> None:
         del x._unfinished
 
 
-def unfinished_of(x: TensorValue) -> Any:
+def unfinished_of(x: Any) -> Unfinished | None:
     """What :func:`mark_unfinished` noted, or ``None``."""
     return getattr(x, "_unfinished", None)
 

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
-from torch_max_backend.aten_functions.common import broadcast_to, cast, constant, full, numel, reshape, static, tensor
+from torch_max_backend.aten_functions.common import (
+    Unfinished,
+    broadcast_to,
+    cast,
+    constant,
+    full,
+    mark_unfinished,
+    mojo_op,
+    numel,
+    reshape,
+    static,
+    tensor,
+    unfinished_of,
+)
 from torch_max_backend.aten_functions.context import out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.indices import readable, take_rows, write_rows
@@ -76,4 +91,22 @@ def embedding_dense_backward(
         is_padding = ops.equal(at, tensor(padding_idx, DType.int64, device))
         zeros = broadcast_to(constant(0, wide, device), grad.shape)
         grad = ops.where(broadcast_to(reshape(is_padding, [count, 1]), grad.shape), zeros, grad)
-    return cast(write_rows(full(0, shape, wide, device), 1, at, grad, "sum"), dtype)
+    if device.is_gpu():
+        return cast(write_rows(full(0, shape, wide, device), 1, at, grad, "sum"), dtype)
+    (total,) = mojo_op("tmb_row_gradients", [grad, at], [(wide, shape)])
+    result = cast(total, dtype)
+    mark_unfinished(result, AddedRows(grad, at) if dtype == wide else None)
+    return result
+
+
+@dataclass(frozen=True)
+class AddedRows(Unfinished):
+    """The gradient of an embedding: ``updates`` added up by the rows ``at``. A product may add them to its own."""
+
+    updates: TensorValue
+    at: TensorValue
+
+    def added_to(self, x: TensorValue) -> TensorValue | None:
+        """``x`` and the gradient, where one kernel computes both, as with a table that is also the last layer's."""
+        product = unfinished_of(x)
+        return None if product is None else product.plus_rows(self.updates, self.at)

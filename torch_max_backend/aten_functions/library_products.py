@@ -17,6 +17,7 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions.common import (
+    Unfinished,
     full,
     mark_unfinished,
     mojo_op,
@@ -124,7 +125,7 @@ def library_product(
     product = Product(first, second, left is not None, right is not None, bias, result)
     y = reshape(product.compute(), shape)
     if a.rank == 2:
-        mark_unfinished(y, Unfinished(product, (shape[0],), (shape[1],)))
+        mark_unfinished(y, UnfinishedProduct(product, (shape[0],), (shape[1],)))
     return y
 
 
@@ -135,7 +136,7 @@ def _rows_of(x: TensorValue) -> TensorValue:
 
 # -- what a product may still become -----------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Unfinished:
+class UnfinishedProduct(Unfinished):
     """A product ``[M, N]`` that is seen as ``[*lead, *tail]``, permuted by ``order``."""
 
     product: Product
@@ -170,7 +171,7 @@ class Unfinished:
         x = reshape(product, [*self.lead, *tail])
         return x if self.order is None else permute(x, self.order)
 
-    def reshaped(self, shape: Sequence[Dim]) -> Unfinished | None:
+    def reshaped(self, shape: Sequence[Dim]) -> UnfinishedProduct | None:
         """The same product seen in another shape, if that keeps rows and columns apart."""
         if self.order is not None:
             return None
@@ -179,7 +180,7 @@ class Unfinished:
                 return replace(self, lead=tuple(shape[:k]), tail=tuple(shape[k:]))
         return None
 
-    def permuted(self, dims: Sequence[int]) -> Unfinished:
+    def permuted(self, dims: Sequence[int]) -> UnfinishedProduct:
         """The same product with its dimensions in another order."""
         order = range(len(self.lead) + len(self.tail)) if self.order is None else self.order
         return replace(self, order=tuple(order[d] for d in dims))

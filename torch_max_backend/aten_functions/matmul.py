@@ -8,13 +8,17 @@ others MAX's kernels, whose compiler folds the permute into the product.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 
 from torch_max_backend.aten_functions.common import (
+    Unfinished,
     broadcast_to,
     cast,
     full,
+    mark_unfinished,
     mojo_op,
     numel,
     permute,
@@ -32,6 +36,7 @@ from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.errors import Unsupported
 
 HALVES = (DType.float16, DType.bfloat16)
+FEW_COLUMNS = 16  # from here on, a transposed first factor may be read where it is
 WIDE_ROW = 2048  # from here on, rows that are no multiple of 128 cost MAX's GPU kernels up to 7 times the time
 
 
@@ -57,6 +62,13 @@ def wide_product(a: TensorValue, b: TensorValue) -> TensorValue:
 
 
 def _multiply_cpu(a: TensorValue, b: TensorValue, wide: DType) -> TensorValue:
+    turned = transpose_of(a) if a.rank == 2 else None
+    rows, columns = static(a.shape[0]), static(b.shape[-1])
+    if turned is not None and rows and columns and rows > columns >= FEW_COLUMNS:
+        product = TurnedProduct(turned, permute(b, (1, 0)), wide)
+        y = product.compute()
+        mark_unfinished(y, product)
+        return y
     source = transpose_of(b)
     second = b if source is None else source
     count = numel(a.shape[:-2])
@@ -64,6 +76,30 @@ def _multiply_cpu(a: TensorValue, b: TensorValue, wide: DType) -> TensorValue:
     shape = [count, a.shape[-2], b.shape[-1]]
     (y,) = mojo_op("tmb_product", operands, [(wide, shape)], {"transposed": source is not None})
     return reshape(y, [*a.shape[:-1], b.shape[-1]])
+
+
+@dataclass(frozen=True)
+class TurnedProduct(Unfinished):
+    """The transpose of ``a`` ``[K, M]`` times the transpose of ``b`` ``[N, K]``, in dtype ``result``, on a CPU.
+
+    So is the gradient of a weight of more rows than columns, where ``a`` is what would take long to transpose.
+    """
+
+    a: TensorValue
+    b: TensorValue
+    result: DType
+
+    def compute(self) -> TensorValue:
+        """The product ``[M, N]``."""
+        out = (self.result, [self.a.shape[1], self.b.shape[0]])
+        return mojo_op("tmb_turned_product", [self.a, self.b], [out])[0]
+
+    def plus_rows(self, updates: TensorValue, at: TensorValue) -> TensorValue | None:
+        """The product, to whose rows ``at`` ``updates`` are added."""
+        if not (self.a.dtype == self.result == updates.dtype):
+            return None
+        out = (self.result, [self.a.shape[1], self.b.shape[0]])
+        return mojo_op("tmb_turned_product_plus_rows", [self.a, self.b, updates, at], [out])[0]
 
 
 def check_product(dtype: DType, device: DeviceRef) -> None:

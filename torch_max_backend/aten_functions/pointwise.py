@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.aten_functions import elementary, float64
-from torch_max_backend.aten_functions.common import cast, constant, promote, tensor
+from torch_max_backend.aten_functions.common import cast, constant, promote, tensor, unfinished_of
 from torch_max_backend.aten_functions.context import out_dtype, promise
 from torch_max_backend.aten_functions.dtypes import Operand, accumulator
 from torch_max_backend.aten_functions.elementary import either, in_accumulator, less, number
@@ -61,6 +61,12 @@ def add(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
     """``self + alpha * other``; of booleans, their union."""
     if out_dtype() == DType.bool:
         return ops.logical_or(*promote(self, other, dtype=DType.bool))
+    if isinstance(alpha, int | float) and alpha == 1:
+        for x, y in ((self, other), (other, self)):
+            source = unfinished_of(y)
+            fused = None if source is None or not isinstance(x, TensorValue) else source.added_to(x)
+            if fused is not None:
+                return fused
     return _scaled_sum(ops.add, self, other, alpha)
 
 

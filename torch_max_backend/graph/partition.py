@@ -20,8 +20,9 @@ from torch import fx
 
 from torch_max_backend.diagnostics.report import Island
 from torch_max_backend.graph.classify import Runner, Verdict, classify
-from torch_max_backend.graph.components import split
+from torch_max_backend.graph.components import Part, split
 from torch_max_backend.graph.region import Port, Region, is_getitem
+from torch_max_backend.graph.stages import homes, stages
 from torch_max_backend.graph.tensors import order_of, storage_key, symbols_of, tensors_of, user_line, value_of
 
 VIEWS = frozenset(
@@ -188,11 +189,11 @@ class _Cut:
         for node in self.graph.nodes:
             if self.runner(node) in (Runner.TORCH, Runner.ISLAND):
                 torch_nodes[self.level[node]].append(node)
-        parts = {level: split(members[level], stores.get(level, []), self._floating_needed) for level in members}
+        parts = {level: self._parts(members[level], stores.get(level, [])) for level in members}
         for part in (part for of_level in parts.values() for part in of_level):
             copies += _left_to_torch(part[1])
         copies.sort(key=self.order.__getitem__)
-        wanted = self._read_outside(members, stores, copies)
+        wanted = self._read_outside([nodes for of_level in parts.values() for nodes, _ in of_level], copies)
         steps: list[Region | fx.Node] = []
         done: set[fx.Node] = set()
         for level in sorted({*members, *torch_nodes}):
@@ -221,9 +222,16 @@ class _Cut:
                     stack.append(source)
         return sorted(found, key=self.order.__getitem__)
 
-    def _read_outside(self, members, stores, copies) -> set[fx.Node]:  # type: ignore[no-untyped-def]
+    def _parts(self, nodes: list[fx.Node], stores: list[fx.Node]) -> list[Part]:
+        """The nodes of a level as those of one region or several, in running order."""
+        parts = split(nodes, stores, self._floating_needed)
+        if len(parts) > 1 or stores:
+            return parts
+        return [(stage, []) for stage in stages(nodes)]
+
+    def _read_outside(self, parts: list[list[fx.Node]], copies: list[fx.Node]) -> set[fx.Node]:
         """MAX nodes whose values must leave their region."""
-        home = {n: level for level, nodes in members.items() for n in nodes}
+        home = homes(parts)
         wanted = set(self.returned)
         for node in self.graph.nodes:
             runner = self.runner(node)
@@ -231,7 +239,7 @@ class _Cut:
                 if source not in home or is_getitem(node):
                     continue
                 if runner in (Runner.TORCH, Runner.ISLAND) or (
-                    runner is Runner.MAX and self.level[node] != home[source]
+                    runner is Runner.MAX and home.get(node, home[source]) != home[source]
                 ):
                     wanted.add(source)
         wanted |= {c.args[1] for c in copies}
