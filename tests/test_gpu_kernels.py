@@ -7,7 +7,7 @@ its parameters and dtypes. The calls alone are compiled, since the rest of those
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from max.dtype import DType
-from max.graph import DeviceRef, Graph, Module, TensorType, TensorValue, ops
+from max.graph import BufferType, BufferValue, DeviceRef, Graph, Module, TensorType, ops
 
 from tests.cases import Case
 from tests.harness import STRICT, compiled
@@ -36,6 +36,9 @@ CPU_ONLY = {
     "tmb_convolve": "on a GPU a library convolves",
     "tmb_phase_filters": "on a GPU a library computes gradients",
     "tmb_filter_gradients": "on a GPU a library computes gradients",
+    "tmb_turned_product": "on a GPU a library or MAX multiplies",
+    "tmb_turned_product_plus_rows": "on a GPU a library or MAX multiplies",
+    "tmb_row_gradients": "on a GPU MAX adds rows up",
 }
 AMD_ONLY = {"tmb_first_columns": "it cuts what MAX's own products pad"}
 NVIDIA_ONLY = {
@@ -66,6 +69,7 @@ CASES = {
     "fractional": ["gradients"],
     "gamma": ["every"],
     "grouped": ["rows", "inner"],
+    "indexing": ["caches"],
     "integer_convolution": ["plain_2d"],
     "matmul": ["odd_width_bf16"],
     "mode": ["modes_f32"],
@@ -101,7 +105,7 @@ class Call:
     """A kernel and the types it is called with."""
 
     name: str
-    inputs: tuple[TensorType, ...]
+    inputs: tuple[TensorType | BufferType, ...]
     outputs: tuple[TensorType, ...]
     parameters: tuple[tuple[str, Any], ...]
 
@@ -116,19 +120,20 @@ class Call:
 def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[Any, ...], Call]]:
     """Lower everything for a GPU; gives the calls of our kernels, one of each form."""
     calls: dict[tuple[Any, ...], Call] = {}
-    custom = ops.custom
 
-    def noted(
-        name: str, device: DeviceRef, values: Sequence[TensorValue], out_types: Sequence[TensorType], *rest: Any
-    ) -> Any:
-        if name.startswith("tmb_"):
-            parameters = tuple(sorted((rest[0] or {}).items()))
-            call = Call(name, tuple(v.type for v in values), tuple(out_types), parameters)
-            calls.setdefault(call.form, call)
-        return custom(name, device, values, out_types, *rest)
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(name: str, device: DeviceRef, values: Sequence[Any], out_types: Any, *rest: Any) -> Any:
+            if name.startswith("tmb_"):
+                parameters = tuple(sorted((rest[0] or {}).items()))
+                call = Call(name, tuple(v.type for v in values), tuple(out_types), parameters)
+                calls.setdefault(call.form, call)
+            return original(name, device, values, out_types, *rest)
+
+        return noted
 
     with monkeypatch.context() as patch:
-        patch.setattr(ops, "custom", noted)
+        patch.setattr(ops, "custom", noting(ops.custom))
+        patch.setattr(ops, "inplace_custom", noting(ops.inplace_custom))
         patch.setattr(lowering, "device_ref", lambda device: DeviceRef.GPU(0))
         yield calls
 
@@ -143,11 +148,12 @@ def _graph(calls: list[Call], module: Module) -> None:
     types = [t for c in calls for t in c.inputs]
     with Graph("kernels", input_types=types, module=module) as graph:
         graph._import_kernels([kernel_library()])
-        values = [v.tensor for v in graph.inputs]
+        values = [v if isinstance(v, BufferValue) else v.tensor for v in graph.inputs]
         results = []
         for call in calls:
             operands, values = values[: len(call.inputs)], values[len(call.inputs) :]
-            results += ops.custom(call.name, DeviceRef.GPU(0), operands, call.outputs, dict(call.parameters))
+            custom = ops.custom if call.outputs else ops.inplace_custom
+            results += custom(call.name, DeviceRef.GPU(0), operands, call.outputs, dict(call.parameters))
         graph.output(*results)
 
 
