@@ -24,6 +24,7 @@ def update(tensors: list[torch.Tensor], state: list[torch.Tensor], steps: int) -
     return old + 1
 
 
+@pytest.mark.full
 def test_independent_updates() -> None:
     def inputs() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         generator = torch.Generator().manual_seed(0)

@@ -159,9 +159,17 @@ def _graph(calls: list[Call], module: Module) -> None:
 
 @pytest.mark.xdist_group("gpu_kernels")
 @pytest.mark.parametrize(
-    ("api", "architecture"), [("cuda", "sm_90a"), pytest.param("hip", "gfx942", marks=pytest.mark.full)]
+    ("api", "architecture", "every_form"),
+    [
+        ("cuda", "sm_90a", False),
+        pytest.param("cuda", "sm_90a", True, marks=pytest.mark.full),
+        pytest.param("hip", "gfx942", True, marks=pytest.mark.full),
+    ],
 )
-def test_every_kernel_compiles(api: str, architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_kernel_compiles(
+    api: str, architecture: str, every_form: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In one of the forms that it is called in, or in all of them."""
     families = _families()
     cases = [c for family, names in CASES.items() for c in families[family] if c.name in names]
     assert len(cases) == sum(map(len, CASES.values())), "a case was renamed"
@@ -172,7 +180,8 @@ def test_every_kernel_compiles(api: str, architecture: str, monkeypatch: pytest.
             lowering.build_graph(job.region, f"region_{i}", Module(), CodeSettings("high", "cuda"))
     assert {c.name for c in calls.values()} >= _kernels() - CPU_ONLY.keys() - AMD_ONLY.keys() - ATTENTION.keys()
     left_out = ATTENTION.keys() | (NVIDIA_ONLY if api != "cuda" else set())
-    _compile([c for c in calls.values() if c.name not in left_out], api, architecture)
+    chosen = list(calls.values()) if every_form else list({c.name: c for c in calls.values()}.values())
+    _compile([c for c in chosen if c.name not in left_out], api, architecture)
 
 
 @pytest.mark.full

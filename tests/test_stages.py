@@ -65,6 +65,7 @@ def test_backward_in_stages(monkeypatch: pytest.MonkeyPatch, plans: list[Plan]) 
     assert any(n.startswith("mm") for n in last), f"the other part of {table} was made before, and kept"
 
 
+@pytest.mark.full
 def test_small_backward_stays_whole(plans: list[Plan]) -> None:
     model, tokens = Tied(1), torch.randint(83, (4, 9))
     gradients(torch.compile(model, backend="max_backend", options={"fallback": "error"}), model, tokens)

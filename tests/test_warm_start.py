@@ -102,6 +102,7 @@ def test_what_is_part_of_the_key_misses(run: Run) -> None:
     assert run(edited + simple())["warm"] == [False]
 
 
+@pytest.mark.full
 def test_without_a_cache_nothing_is_kept(run: Run) -> None:
     assert run(simple(cache=False))["cache"] == {}
     assert run("torch.compiler.config.force_disable_caches = True" + simple())["cache"] == {}
@@ -155,6 +156,7 @@ tell(graphs=torch._dynamo.utils.counters["stats"]["unique_graphs"])
 """
 
 
+@pytest.mark.full
 def test_symbolic_sizes(run: Run) -> None:
     """Sizes that the first process never saw hit, and guards on sizes hold in the second process as in the first."""
     first = run(DYNAMIC.replace("{sizes}", "[4, 6]"))
@@ -175,6 +177,7 @@ tell()
 """
 
 
+@pytest.mark.full
 def test_guards_that_lowering_added(run: Run) -> None:
     """A size that a lowering specialised is guarded in the second process too."""
     first = run(SPECIALISED.replace("{channels}", "[4]"))
@@ -200,6 +203,7 @@ tell(bundled=torch._functorch.config.bundled_autograd_cache)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_training(run: Run, dynamic: bool) -> None:
     """Forward and backward are kept, whether the backward is compiled with the forward (symbolic sizes) or later."""
