@@ -155,6 +155,7 @@ def test_complex_tensors_are_islands() -> None:
         compiled(function, fallback="error")(x)
 
 
+@pytest.mark.full
 def test_data_dependent_sizes() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return ((x * 2)[x > 0] + 1).sum()
@@ -193,6 +194,7 @@ def test_outputs_with_a_lazy_conjugate() -> None:
             assert (given.is_conj(), given.is_neg()) == (wanted.is_conj(), wanted.is_neg())
 
 
+@pytest.mark.full
 def test_a_number_that_must_be_known_is_specialised(caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
         return torch.nn.functional.conv2d(x, weight, stride=stride)
@@ -234,6 +236,7 @@ def test_a_number_that_may_be_negative_is_specialised(caplog: pytest.LogCaptureF
     assert "= -2 for aten.scalar_tensor.default" in named[0]
 
 
+@pytest.mark.full
 def test_a_size_of_which_a_region_sees_only_a_part() -> None:
     def function(number: int, x: torch.Tensor) -> torch.Tensor:
         return torch.ones(number + 1).sin() * 2 + x
@@ -292,6 +295,7 @@ def test_user_lowering_wins_over_a_decomposition() -> None:
         aten_functions.lowerings = original
 
 
+@pytest.mark.full
 def test_user_lowering_of_a_custom_op() -> None:
     @torch.library.custom_op("tmb_test::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:

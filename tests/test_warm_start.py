@@ -108,6 +108,7 @@ def test_without_a_cache_nothing_is_kept(run: Run) -> None:
     assert run("torch.compiler.config.force_disable_caches = True" + simple())["cache"] == {}
 
 
+@pytest.mark.full
 def test_artifacts_that_are_gone_or_damaged_are_compiled_again(run: Run, tmp_path: Path) -> None:
     folder = str(tmp_path / "cache")
     store = Store(tmp_path / "cache")
