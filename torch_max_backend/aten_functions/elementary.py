@@ -305,7 +305,8 @@ def sigmoid(x: TensorValue) -> TensorValue:
 
 
 def short_sigmoid(x: TensorValue) -> TensorValue:
-    """1/(1+e**-x) of float32 on a GPU, with 17 bits: two more logarithms cost less than MAX's division does."""
+    """1/(1+e**-x) of float32 on a GPU, with 17 bits: another logarithm and exponential cost less than MAX's
+    division, which is exact to the last digit."""
     return ops.exp(ops.negate(ops.log(ops.add(number(1, x), ops.exp(ops.negate(x))))))
 
 
@@ -318,7 +319,7 @@ _NORMAL_TAIL = (0.79788533, 0.31829887, 0.036387578, -0.00489599,
 def normal_cumulative(x: TensorValue) -> TensorValue:
     """``(1 + erf(x / sqrt(2))) / 2``, which is rounded where torch rounds: to a multiple of 3e-8 below zero.
 
-    In float32 on a GPU MAX's ``erf`` has a division and 190 instructions. Here there are 20.
+    In float32 on a GPU MAX's ``erf`` has a division: a GELU by it has 49 instructions of sm_90a an element, by this 23.
     """
     half, one = number(0.5, x), number(1, x)
     if not _is_approximate(x):
