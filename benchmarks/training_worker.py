@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from benchmarks.checking import differences, what_is_wrong
 from benchmarks.contenders import REFERENCE, compiled
+from benchmarks.steps import Training, loss_of
 
 Built = tuple[nn.Module, dict[str, torch.Tensor]]
-Loss = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 
 VOCABULARY, BATCH, LENGTH, IMAGE = 2000, 4, 128, 64
 
@@ -100,41 +99,9 @@ def mobilenetv3() -> Built:
 MODELS: dict[str, Callable[[], Built]] = {f.__name__: f for f in (gpt2, bert, t5, vit, resnet18, mobilenetv3)}
 
 
-def loss_of(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The model's own loss, or the cross-entropy of its class scores."""
-    if "x" in inputs:
-        return F.cross_entropy(model(inputs["x"]), inputs["labels"])
-    return model(**inputs).loss
-
-
-class Training:
-    """A copy of a model, its optimizer and what a contender made of loss and step."""
-
-    def __init__(self, name: str, model: nn.Module, inputs: dict[str, torch.Tensor], own: bool = True) -> None:
-        self.model = copy.deepcopy(model).train() if own else model.train()
-        self.inputs = inputs
-        optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4)
-        self.zero = optimizer.zero_grad
-
-        def compute(model: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-            return loss_of(model, inputs)
-
-        def update() -> None:
-            optimizer.step()
-
-        self.compute, self.update = compiled(name, compute), compiled(name, update)
-
-    def gradients(self, number: int = 0) -> list[torch.Tensor]:
-        """Forward and backward; the loss and every gradient."""
-        self.zero()
-        loss = self.compute(self.model, self.inputs)
-        loss.backward()
-        return [loss.detach(), *(p.grad for p in self.model.parameters() if p.grad is not None)]
-
-    def step(self, number: int = 0) -> None:
-        """A whole step."""
-        self.gradients()
-        self.update()
+def training_of(name: str, model: nn.Module, inputs: dict[str, torch.Tensor]) -> Training:
+    """The training of a model whose loss and optimizer's step a contender has compiled."""
+    return Training(model, inputs, compiled(name, loss_of), lambda update: compiled(name, update))
 
 
 def _upcast(value: torch.Tensor) -> torch.Tensor:
@@ -145,10 +112,10 @@ def steps(model: str, contenders: list[str], rounds: int, seconds: float) -> dic
     """Seconds of forward and backward, and of the optimizer's step, contenders in turns; and who computed wrongly."""
     torch.manual_seed(0)
     module, inputs = MODELS[model]()
-    trainings = {name: Training(name, module, inputs) for name in contenders}
+    trainings = {name: training_of(name, copy.deepcopy(module), inputs) for name in contenders}
     answers = {name: [t.clone() for t in training.gradients()] for name, training in trainings.items()}
-    wide = Training(REFERENCE, copy.deepcopy(module).double(), {k: _upcast(v) for k, v in inputs.items()})
-    exact = wide.gradients()
+    wide = {k: _upcast(v) for k, v in inputs.items()}
+    exact = training_of(REFERENCE, copy.deepcopy(module).double(), wide).gradients()
 
     def pieces(wanted: list[torch.Tensor]) -> Iterator[tuple[int, tuple[slice, ...], torch.Tensor]]:
         yield from ((i, (), t) for i, t in enumerate(wanted))
@@ -157,9 +124,9 @@ def steps(model: str, contenders: list[str], rounds: int, seconds: float) -> dic
     wrong = {name: what_is_wrong(found[name], found[REFERENCE], torch.float32) for name in contenders}
     for training in trainings.values():
         for _ in range(3):
-            training.step()
+            training()
     times: dict[str, dict[str, list[float]]] = {name: {"gradients": [], "update": []} for name in contenders}
-    counts = {name: max(1, round(seconds / _seconds(t.step))) for name, t in trainings.items()}
+    counts = {name: max(1, round(seconds / _seconds(t))) for name, t in trainings.items()}
     for number in range(rounds):
         turn = number % len(contenders)
         for name in contenders[turn:] + contenders[:turn]:
@@ -195,10 +162,10 @@ def _status(name: str) -> float:
 def memory(contender: str, batch: int, length: int, measured: int) -> dict[str, Any]:
     """MiB of this process above what it had before its first step: the most in the second and later steps."""
     torch.manual_seed(0)
-    training = Training(contender, *gpt2_small(batch, length), own=False)
+    training = training_of(contender, *gpt2_small(batch, length))
     before = _status("VmRSS")
     begin = time.perf_counter()
-    training.step()
+    training()
     first_s = time.perf_counter() - begin
     after_first = _status("VmRSS")
     times, peaks = [], {"gradients": 0.0, "update": 0.0}

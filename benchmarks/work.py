@@ -64,10 +64,10 @@ def build(case: Any, to_time: bool = True) -> Work:
     Raises:
         SuiteError: No such kind, op or model.
     """
-    from benchmarks import decoding, models, ops
+    from benchmarks import decoding, models, ops, steps
     from benchmarks.suites import SuiteError
 
-    kinds = {"op": ops.build, "model": models.build, "decoding": decoding.build}
+    kinds = {"op": ops.build, "model": models.build, "decoding": decoding.build, "training": steps.build}
     if case.kind not in kinds:
         raise SuiteError(f"suite {case.suite}: kind is {case.kind!r}, use one of {', '.join(kinds)}")
     torch.manual_seed(0)

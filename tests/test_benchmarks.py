@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import contenders, decoding, measure, models, ops, record, report, run, timing
+from benchmarks import contenders, decoding, measure, models, ops, record, report, run, steps, timing
 from benchmarks.checking import Difference, differences, what_is_wrong
 from benchmarks.suites import Case, SuiteError, choose, expand, load
 from benchmarks.verdict import compare, geometric_mean, judge, verdict
@@ -37,7 +37,7 @@ def tiny(what: str, dtype: str = "float32", **parameters: Any) -> Case:
 
 # -- suites --------------------------------------------------------------------------------------------------------
 def test_suites_name_what_exists() -> None:
-    makers = {"op": ops.OPS, "model": models.MODELS, "decoding": decoding.MODELS}
+    makers = {"op": ops.OPS, "model": models.MODELS, "decoding": decoding.MODELS, "training": steps.MODELS}
     for suite in load().values():
         assert set(suite.contenders) <= set(contenders.SETTINGS)
         assert set(suite.against) <= set(suite.contenders)
@@ -127,6 +127,19 @@ def test_exact_values_of_models_leave_nothing_behind() -> None:
     assert 0 < found.relative < 1e-5
     assert torch.equal(before[0], after[0])
     assert len(graphs) == 1, "Dynamo guards on settings and weights"
+
+
+def test_training_answers_are_gradients_at_the_first_parameters() -> None:
+    work = build(Case("tiny", "gpt2", "training", "gpt2", "cpu", "float32", {"batch": 2, "length": 8, "small": True}))
+    call = work.caller(work.function)
+    assert isinstance(call, steps.Training)
+    before = work.answers(call)
+    weights = [p.detach().clone() for p in call.model.parameters()]
+    call(0)
+    assert not all(map(torch.equal, weights, call.model.parameters())), "a call is a step"
+    after = work.answers(call)
+    assert all(map(torch.equal, before, after))
+    assert 0 < differences({"eager": before}, work.exact())["eager"].relative < 1e-5
 
 
 def test_input_sets_exceed_the_cache() -> None:
