@@ -229,6 +229,23 @@ def test_what_follows_a_product_has_its_shape() -> None:
     assert "[12, 40]" in product, "of two reshapes"
 
 
+def test_products_of_one_row() -> None:
+    """They are a kernel's, whose result is cut into pieces that nobody copies."""
+
+    def attend(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        q, *_ = torch.addmm(b, x.view(1, 64), w).view(1, 1, 192).split(64, 2)
+        return torch.nn.functional.scaled_dot_product_attention(q.view(1, 1, 1, 64).transpose(1, 2), k, k)
+
+    text = lowered(attend, (1, 1, 64), (64, 192), (192,), (1, 1, SIZE, 64))
+    calls = re.findall(r'symbol = "(\w+)"', text)
+    assert "tmb_vector_product" in calls and "tmb_library_attention" in calls
+    (call,) = [line for line in text.splitlines() if '"tmb_library_attention"' in line]
+    (source,) = re.findall(r"\(%(\d+), ", call)
+    assert "reshape" in next(line for line in text.splitlines() if f" %{source} = " in line), "no slice"
+    assert "tmb_vector_product" not in lowered(torch.mm, (2, 64), (64, 192))
+    assert "tmb_vector_product" not in lowered(torch.mm, (1, 64), (64, 190))
+
+
 def test_a_convolution_and_what_follows_it_are_two_kernels() -> None:
     def block(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, *norm: torch.Tensor) -> torch.Tensor:
         mean, variance, weight, shift = norm
