@@ -188,9 +188,10 @@ def check(compiled: Run, eager: Run, nudged: list[Run]) -> str:
     them, in every phase of the training, and may be held to what they do:
 
     - a run's excess is its distance from eager's loss as a multiple of what is `usual` for the other runs, in the step
-      where that is largest. It is one number a run, so the steps need not be counted. What one more run's excess is
-      above with the probability ``ERRORS / 2`` is `predicted` from the nudged runs', and times the usual distance it
-      is what the compiled losses may differ by. Distances are shares of eager's loss, which has to be positive.
+      where that is largest, or one. It is one number a run, so the steps need not be counted. What one more run's
+      excess is above with the probability ``ERRORS / 2`` is `predicted` from the nudged runs', and times the usual
+      distance it is what the compiled losses may differ by. Distances are shares of eager's loss, which has to be
+      positive.
     - the distance of its final parameters from eager's (by their norm) is predicted in the same way.
     """
     # No loss is known better than the last place of the largest one.
@@ -200,7 +201,7 @@ def check(compiled: Run, eager: Run, nudged: list[Run]) -> str:
     for k, drift in enumerate(drifts):
         others = torch.cat([drifts[:k], drifts[k + 1 :]])
         excess.append((drift / usual(others, 4 * place)).amax())
-    factor = predicted(torch.stack(excess), ERRORS / 2)
+    factor = predicted(torch.stack(excess).clamp(min=1), ERRORS / 2)
     allowed = factor * usual(drifts, 4 * place) * eager.losses
     drift = (compiled.losses - eager.losses).abs()
     wrong = (~(drift <= allowed)).nonzero().flatten().tolist()
