@@ -2,7 +2,6 @@
 
     uv run python examples/train_resnet.py
     uv run python examples/train_resnet.py --steps 20 --batch 8
-    uv run python examples/train_resnet.py --backend inductor
 
 The classes are ten grids of stripes of another direction and width, under noise. The compiled run must follow eager's
 loss at every step (see `check` in training.py), running statistics included; the curves are written as a PNG.
