@@ -85,13 +85,19 @@ def batches(steps: int, batch: int, length: int) -> tuple[list[Batch], int]:
 
 
 def main(
-    layers: int = 6, width: int = 128, length: int = 64, batch: int = 16, steps: int = 300, plot: Path = Path("gpt.png")
+    layers: int = 6,
+    width: int = 128,
+    length: int = 64,
+    batch: int = 16,
+    steps: int = 300,
+    plot: Path = Path("gpt.png"),
+    backend: str = "max_backend",
 ) -> None:
     """Train and compare."""
     data, characters = batches(steps, batch, length)
     torch.manual_seed(0)
     model = GPT(characters, length, layers, width, heads=4, dropout=0.1)
-    compare(model, data, loss_of, 1e-3, plot, f"GPT, {layers} layers, {characters} characters")
+    compare(model, data, loss_of, 1e-3, plot, f"GPT, {layers} layers, {characters} characters", backend)
 
 
 if __name__ == "__main__":
