@@ -98,7 +98,7 @@ def finish_channels[
 struct FinishChannels[
     width: Int, has_bias: Bool, has_norm: Bool, is_scaled: Bool, is_shifted: Bool, is_added: Bool
 ]:  # fmt: skip
-    """`clamp(norm(x + bias) + addend, low, high)` of `x` [rows, channels]; absent operands are not looked at.
+    """`clamp(norm(x + bias) + addend, low, high)` of images `x` [..., channels]; absent operands are not looked at.
 
     `mean`, `variance`, `weight` and `shift` are the norm's: like the bias, a number for each channel.
     """
@@ -107,8 +107,8 @@ struct FinishChannels[
     def execute[
         target: StaticString
     ](
-        y: OutputTensor[rank=2, ...],
-        x: InputTensor[dtype=y.dtype, rank=2, ...],
+        y: OutputTensor,
+        x: InputTensor[dtype=y.dtype, rank=y.rank, ...],
         bias: InputTensor[dtype=y.dtype, ...],
         mean: InputTensor[dtype=y.dtype, ...],
         variance: InputTensor[dtype=y.dtype, ...],
@@ -122,8 +122,10 @@ struct FinishChannels[
     ) raises:
         comptime assert target != "cpu", "tmb_finish_channels runs on GPUs"
         comptime finish = Finish(Self.has_bias, Self.has_norm, Self.is_scaled, Self.is_shifted, Self.is_added)
-        var rows = x.dim_size(0)
-        var channels = x.dim_size(1)
+        var rows = 1
+        comptime for d in range(y.rank - 1):
+            rows *= y.dim_size(d)
+        var channels = y.dim_size(y.rank - 1)
         if rows == 0 or channels == 0:
             return
         var vectors = channels // Self.width

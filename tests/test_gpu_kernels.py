@@ -71,7 +71,7 @@ CASES = {
     "grouped": ["rows", "inner"],
     "indexing": ["caches"],
     "integer_convolution": ["plain_2d"],
-    "matmul": ["odd_width_bf16", "one_row_bf16"],
+    "matmul": ["odd_width_bf16"],
     "mode": ["modes_f32"],
     "normalization": ["norms_of_rows", "likelihoods_of_logits"],
     "pointwise": ["empty", "gcd", "integer_powers"],

@@ -136,12 +136,11 @@ def _convolve_gpu(
 def _finished_gpu(y: TensorValue, bias: TensorValue | None, epilogue: Epilogue) -> TensorValue:
     """``y [N, C, *S]`` with its bias and what follows it, by one kernel on images that have their channels last."""
     images = channels_last(y)
-    rows = reshape(images, [numel(images.shape[:-1]), y.shape[1]])
     channels = static(y.shape[1])
     assert channels is not None, "the kernel is chosen by the number of channels"
     norm, addend = epilogue.norm, epilogue.addend
     vectors = [bias, *([None] * 4 if norm is None else [norm.mean, norm.variance, norm.weight, norm.bias])]
-    operands = [*vectors, None if addend is None else reshape(channels_last(addend), rows.shape)]
+    operands = [*vectors, None if addend is None else channels_last(addend)]
     bias_, mean, _, weight, shift, other = (v is not None for v in operands)
     parameters = {
         "width": spread(channels, y.dtype).width,
@@ -153,9 +152,9 @@ def _finished_gpu(y: TensorValue, bias: TensorValue | None, epilogue: Epilogue) 
     }
     numbers = (epilogue.low, epilogue.high, norm.eps if norm else 0.0)
     limits = [ops.constant(v, DType.float32, DeviceRef.CPU()) for v in numbers]
-    present = [rows if v is None else v for v in operands]
-    (done,) = mojo_op("tmb_finish_channels", [rows, *present, *limits], [(y.dtype, rows.shape)], parameters)
-    return channels_first(reshape(done, images.shape))
+    present = [images if v is None else v for v in operands]
+    (done,) = mojo_op("tmb_finish_channels", [images, *present, *limits], [(y.dtype, images.shape)], parameters)
+    return channels_first(done)
 
 
 # -- the transposed convolution ----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ On a GPU what follows is a kernel behind the library's, which reads a channel's 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +22,10 @@ from torch_max_backend.graph.region import Region, is_getitem
 from torch_max_backend.graph.tensors import sizes_of, value_of
 
 aten = torch.ops.aten
-_FUSIBLE = {"cpu": (torch.float32, torch.float64), "cuda": (torch.bfloat16, torch.float16)}
-"""Dtypes by the device. On a GPU the library keeps the channels of these last in memory."""
+OnGpu = Callable[[torch.device], bool]
+_ON_A_CPU = (torch.float32, torch.float64)
+_ON_A_GPU = (torch.bfloat16, torch.float16)
+"""The library keeps the channels of these last in memory."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,14 @@ class Chain:
         return self.nodes[-1]
 
 
-def convolution_chains(region: Region) -> list[Chain]:
+def convolution_chains(region: Region, on_gpu: OnGpu = lambda device: device.type != "cpu") -> list[Chain]:
     """All chains of two nodes and more. No node is in two of them."""
     inside = set(region.nodes)
     read_outside = {p.node for p in region.outputs} | {source for _, source in region.stores}
     taken: set[fx.Node] = set()
     chains = []
     for node in region.nodes:
-        if not _is_fusible(node):
+        if not _is_fusible(node, on_gpu):
             continue
         chain = Chain((node,))
         while chain.last not in read_outside and len(chain.last.users) == 1:
@@ -71,13 +74,13 @@ def convolution_chains(region: Region) -> list[Chain]:
     return chains
 
 
-def _is_fusible(node: fx.Node) -> bool:
+def _is_fusible(node: fx.Node, on_gpu: OnGpu) -> bool:
     if node.target is not aten.convolution.default or not is_own(node):
         return False
     value, is_transposed = tensor_of(node), node.args[6]
-    if is_transposed or value.dtype not in _FUSIBLE.get(value.device.type, ()):
+    if is_transposed or value.dtype not in (_ON_A_GPU if on_gpu(value.device) else _ON_A_CPU):
         return False
-    if value.device.type != "cpu" and (value.dim() < 4 or not sizes_of(value)[1].is_number):
+    if on_gpu(value.device) and (value.dim() < 4 or not sizes_of(value)[1].is_number):
         return False
     operands = [v for n in (node, *node.all_input_nodes) if isinstance(v := value_of(n), torch.Tensor)]
     return all(v.dtype == value.dtype and 0 not in sizes_of(v) for v in operands)

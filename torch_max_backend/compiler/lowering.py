@@ -96,7 +96,7 @@ class _Builder:
         self.written = broadcast_results(region)
         self.in_place = written_slices(region)
         """Nodes that write slices of an input which is theirs alone, and the input."""
-        chains = convolution_chains(region)
+        chains = convolution_chains(region, _is_on_gpu)
         self.chains = {chain.last: chain for chain in chains}
         self.transposed_reads = written_reads(region, _is_on_gpu)
         self.reads_written: set[fx.Node] = set()

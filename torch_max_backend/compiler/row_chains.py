@@ -6,20 +6,18 @@ kernels that read and write every row several times.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from torch_max_backend.compiler.fusion import is_own, tensor_of
+from torch_max_backend.compiler.fusion import OnGpu, is_own, tensor_of
 from torch_max_backend.graph.region import Region
 from torch_max_backend.graph.tensors import sizes_of, value_of
 
 aten = torch.ops.aten
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-OnGpu = Callable[[torch.device], bool]
 
 
 @dataclass(frozen=True)
