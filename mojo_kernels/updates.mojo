@@ -17,22 +17,24 @@ from max.algorithm import sync_parallelize
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext
 from std.math import ceildiv, floor, sqrt
+from std.runtime import parallelism_level
 from std.sys import simd_width_of
+from std.utils.numerics import isnan
 from std.utils.static_tuple import StaticTuple
 
 from .float64 import exp, log
 
 comptime WORD = 18
-comptime TASK = 1 << 15
-"""Elements of a task on a CPU."""
-comptime TASKS = 64
+comptime TASK = 1 << 16
+"""Elements of a task on a CPU, at least."""
+comptime TASKS = 4
+"""Tasks of a thread, at most."""
 comptime THREADS = 256
 """Threads of a block on a GPU."""
 comptime BLOCKS = 1024
 """Blocks of an update on a GPU, at most."""
 
 comptime Place = MutPointer[Float32, MutUntrackedOrigin]
-
 
 
 def place(memory: Pointer[Float32, _]) -> Place:
@@ -102,9 +104,9 @@ def computed[
     elif does == ord("f"):
         return a.fma(b, c)
     elif does == ord("x"):
-        return (a.ne(a) | a.gt(b)).select(a, b)
+        return (isnan(a) | a.gt(b)).select(a, b)
     elif does == ord("m"):
-        return (a.ne(a) | a.lt(b)).select(a, b)
+        return (isnan(a) | a.lt(b)).select(a, b)
     elif does == ord("n"):
         return -a
     elif does == ord("r"):
@@ -245,7 +247,7 @@ struct Updates[program: StaticString, tensors: Int](Copyable):
     def update_all(self):
         """Update everything."""
         var total = self.ends[len(self.ends) - 1]
-        var tasks = min(total // TASK, TASKS)
+        var tasks = min(total // TASK, TASKS * parallelism_level())
         if tasks < 2:
             self.update(0, total)
         else:

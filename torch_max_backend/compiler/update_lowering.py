@@ -11,7 +11,7 @@ from max.graph import BufferType, DeviceRef, Graph, Module
 from torch_max_backend.aten_functions.common import mojo_op_in_place
 from torch_max_backend.graph.region import Region
 
-TOGETHER = 20
+TOGETHER = 64
 """Updates of one call. A call's tasks are shared by the processor's threads; its compile time grows with its square."""
 
 

@@ -113,7 +113,8 @@ class _Writer:
             raise _Unfit
         for node in self.nodes:
             self.values[node] = self._computed(node)
-        for store in self.stores:
+        position = {n: i for i, n in enumerate(self.nodes)}
+        for store in sorted(self.stores, key=lambda s: position.get(s.args[1], -1)):  # however inputs are numbered
             target, source = store.args[0], self._read(store.args[1])
             is_uniform = self._is_uniform(target)
             if is_uniform and not source.is_uniform:
@@ -179,7 +180,7 @@ class _Writer:
         if rule is None or lowering is None or not lowering.is_own:
             raise _Unfit
         self._refuse_shape(node)
-        arguments = {a.name: a for a in node.target._schema.arguments}  # type: ignore[union-attr]
+        arguments = {a.name: a for a in node.target._schema.arguments}
         given = dict(zip(arguments, node.args, strict=False)) | node.kwargs
         value = rule(self, {k: given.get(k, a.default_value) for k, a in arguments.items()})
         if value.is_uniform and not self._is_uniform(node):
