@@ -12,7 +12,7 @@ from torch_max_backend.aten_functions.common import mojo_op_in_place
 from torch_max_backend.graph.region import Region
 
 TOGETHER = 64
-"""Updates of one call. A call's tasks are shared by the processor's threads; its compile time grows with its square."""
+"""Updates of one call. The processor's threads share a call; its compile time grows faster than their number."""
 
 
 def build_updates(region: Region, name: str, module: Module, device: DeviceRef) -> Graph:

@@ -81,7 +81,7 @@ def update_of(
     """
     try:
         return _Writer(tuple(nodes), tuple(stores), is_returned).write()
-    except _Unfit:
+    except (_Unfit, OverflowError):  # an integer that no float64 is
         return None
 
 
