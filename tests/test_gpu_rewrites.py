@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -215,7 +216,59 @@ def test_gradients_of_attention_have_a_bias_for_every_row() -> None:
     assert f"[2, 1, {SIZE}, {SIZE}]" in call
 
 
-@torch.no_grad()
+def test_what_follows_a_product_has_its_shape() -> None:
+    """MAX makes several kernels of what is computed of a reshape."""
+
+    def gated(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        gate, up = torch.nn.functional.linear(x, w), torch.nn.functional.linear(x, v)
+        return torch.nn.functional.gelu(gate) * up
+
+    text = lowered(gated, (2, 6, 32), (40, 32), (40, 32))
+    assert set(re.findall(r"<\[([\d, ]+)\], f32", text)) == {"12, 40"}
+    (product,) = [line for line in text.splitlines() if "rmo.mul" in line and "bf16" in line]
+    assert "[12, 40]" in product, "of two reshapes"
+
+
+def test_products_of_one_row() -> None:
+    """They are a kernel's, whose result is cut into pieces that nobody copies."""
+
+    def attend(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        q, *_ = torch.addmm(b, x.view(1, 64), w).view(1, 1, 192).split(64, 2)
+        return torch.nn.functional.scaled_dot_product_attention(q.view(1, 1, 1, 64).transpose(1, 2), k, k)
+
+    text = lowered(attend, (1, 1, 64), (64, 192), (192,), (1, 1, SIZE, 64))
+    calls = re.findall(r'symbol = "(\w+)"', text)
+    assert "tmb_vector_product" in calls and "tmb_library_attention" in calls
+    (call,) = [line for line in text.splitlines() if '"tmb_library_attention"' in line]
+    (source,) = re.findall(r"\(%(\d+), ", call)
+    assert "reshape" in next(line for line in text.splitlines() if f" %{source} = " in line), "no slice"
+    assert "tmb_vector_product" not in lowered(torch.mm, (2, 64), (64, 192))
+    assert "tmb_vector_product" not in lowered(torch.mm, (1, 64), (64, 190))
+
+
+def test_a_convolution_and_what_follows_it_are_two_kernels() -> None:
+    def block(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, *norm: torch.Tensor) -> torch.Tensor:
+        mean, variance, weight, shift = norm
+        y = torch.nn.functional.batch_norm(torch.conv2d(x, w), mean, variance, weight, shift)
+        return torch.relu(y + r)
+
+    text = lowered(block, (2, 8, 5, 5), (16, 8, 3, 3), (2, 16, 3, 3), *[(16,)] * 4)
+    calls = re.findall(r'symbol = "(\w+)"', text)
+    assert [c for c in calls if c != "tmb_transpose"] == ["tmb_library_convolution", "tmb_finish_channels"]
+    assert "rmo.add" not in text and "rmo.mul" not in text
+
+
+def test_copies_that_differ_in_nothing_go_away() -> None:
+    """Such as dropout leaves: MAX fuses nothing through them."""
+
+    def dropped(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        total = r + torch.nn.functional.dropout(x @ w, 0.1, training=False)
+        return torch.nn.functional.layer_norm(total, (64,)), total.clone(), x.clone(), total.t().clone()
+
+    text = lowered(dropped, (SIZE, 32), (32, 64), (SIZE, 64))
+    assert "tmb_add_norm" in text
+
+
 def test_products_of_integers_are_refused() -> None:
     """Torch has none on a GPU, and the library neither."""
 

@@ -151,6 +151,16 @@ CASES = [
     gradients((2, 4, 17), (6, 4, 3), padding=2, stride=2, name="one_size"),
     gradients((2, 4, 7, 8, 9), (9, 4, 3, 3, 3), padding=1, stride=2, name="three_sizes"),
     gradients((2, 4, 5, 6), (9, 4, 2, 2), name="small"),
+    Case(
+        "finished",
+        lambda x, w, r, v: torch.relu(F.batch_norm(F.conv2d(x, w, v), v, v.abs() + 0.5, v, v) + r),
+        (
+            randn(2, 4, 7, 8, dtype=torch.bfloat16),
+            randn(16, 4, 3, 3, dtype=torch.bfloat16),
+            randn(2, 16, 5, 6, dtype=torch.bfloat16),
+            randn(16, dtype=torch.bfloat16),
+        ),
+    ),
     Case("dynamic", Layers(), (randn(2, 4, 11, 13),), dynamic=True, second=(randn(3, 4, 16, 14),), **LOOSE),
     Case(
         "dynamic_gradient",

@@ -166,6 +166,49 @@ def _block(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.conv2d(y, torch.cat([w, w], 1), stride=2) * y.mean((2, 3), keepdim=True).tanh()[:, :16]
 
 
+def _finished(bias: bool, norm: str, add: bool, bound: str) -> Callable[..., torch.Tensor]:
+    """A convolution and what one kernel computes behind it."""
+
+    def block(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, w, v if bias else None, padding=1)
+        if norm:
+            weight, shift = (v - 1 if name in norm else None for name in ("weight", "shift"))
+            y = F.batch_norm(y, v, v.abs() + 0.5, weight, shift)
+        y = r + y if add else y
+        return {"": y, "relu": F.relu(y), "relu6": F.relu6(y)}[bound]
+
+    return block
+
+
+FINISHES = [
+    _finished(bias, norm, add, bound)
+    for bias, norm, add, bound in [
+        (True, "", False, "relu"),
+        (False, "weight and shift", False, ""),
+        (False, "weight and shift", True, "relu"),
+        (True, "none of them", True, "relu6"),
+        (False, "shift", False, "relu6"),
+    ]
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_follows(dtype: torch.dtype, layout: str) -> None:
+    """Channels that fill vectors of every width, fewer and more than a block has threads; NaN stays."""
+    calls = []
+    for channels in (3, 20, 64, 2056):
+        shapes = (3, 4, 9, 11), (channels, 4, 3, 3), (3, channels, 9, 11)
+        images = tuple(_image(s, dtype, LAYOUTS[layout]) for s in shapes)
+        for i, block in enumerate(FINISHES if channels < 100 else FINISHES[2:3]):
+            inputs = (*images, randn(channels, dtype=dtype))
+            calls.append(Call(f"{channels} channels, {i}", block, inputs, factor=FACTOR))
+    (x, w, r), v = images, randn(channels, dtype=dtype)
+    calls.append(Call("NaN", FINISHES[2], (lambda g: x(g).log(), w, r, v), factor=FACTOR))
+    calls.append(Call("dynamic", FINISHES[2], (x, w, r, v), factor=FACTOR, dynamic=True))
+    check_calls(calls)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_stands_between(dynamic: bool, layout: str) -> None:

@@ -87,13 +87,14 @@ def test_an_input_is_written_in_place() -> None:
     assert torch.equal(result, wanted * 2)
 
 
-@pytest.mark.parametrize("view", ["columns", "every other", "transposed with gaps", "spread"])
+@pytest.mark.parametrize("view", ["columns", "every other", "transposed with gaps", "spread", "one element on"])
 def test_inputs_that_are_views(view: str) -> None:
     views = {
         "columns": lambda t: t[:, 1:34],
         "every other": lambda t: t[::2, ::3],
         "transposed with gaps": lambda t: t.t()[3:40],
         "spread": lambda t: t[:1].expand(7, 65),
+        "one element on": lambda t: t.view(-1)[1:2561].view(40, 64),
     }
     x = torch.randn(40, 65, device="cuda")
     given = views[view](x)
@@ -106,6 +107,27 @@ def test_a_view_with_gaps_is_written() -> None:
     wanted[:, 1:34] += 1
     _compiled(lambda t: t.add_(1))(x[:, 1:34])
     assert torch.equal(x, wanted)
+
+
+def test_a_view_that_begins_anywhere_is_written() -> None:
+    x = torch.randn(2600, device="cuda")
+    wanted = x.clone()
+    wanted[1:2561] += 1
+    _compiled(lambda t: t.add_(1))(x[1:2561].view(40, 64))
+    assert torch.equal(x, wanted)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_parameter_may_begin_anywhere(mode: str) -> None:
+    """It is a view, as when all parameters are pieces of one tensor."""
+    flat = torch.randn(4097, device="cuda")
+    model = nn.Module()
+    model.weight = nn.Parameter(flat[1:].view(64, 64), requires_grad=False)
+    function = torch.compile(lambda x: torch.tanh(x * model.weight), backend="max_backend", mode=mode)
+    x = torch.randn(64, 64, device="cuda")
+    for _ in range(3):
+        flat.add_(0.5)
+        torch.testing.assert_close(function(x), torch.tanh(x * flat[1:].view(64, 64)), rtol=1.3e-5, atol=1.5e-5)
 
 
 def test_memory_is_given_back_to_torch() -> None:

@@ -209,7 +209,7 @@ def test_symbolic_sizes(dtype: str) -> None:
     """One graph for all sizes."""
     kind, precision = DTYPES[dtype]
     torch.set_float32_matmul_precision(precision)
-    sizes = [(5, 7, 3), (33, 65, 129), (256, 384, 128), (128, 1001, 768), (130, 138, 66)]
+    sizes = [(5, 7, 4), (33, 65, 129), (256, 384, 128), (128, 1001, 768), (130, 138, 66)]
     names = ["mm", "mm, [N, K]", "bmm", "linear, bias", "gelu", "addmm"]
     forms = {name: (PLAIN | FORMS)[name] for name in names}
 

@@ -136,6 +136,7 @@ def reshape(x: TensorValue, shape: Shape) -> TensorValue:
     have, want = numel(x.shape), numel(target)
     if have == want:
         result = ops.reshape(x, target)
+        result._reshaped_from = x
         if len(target) > 1 and same_shape(x.shape[-2:], target[-2:]):
             _remember_transpose(result, x, reshape)
         if hasattr(x, "_unfinished"):
@@ -145,6 +146,22 @@ def reshape(x: TensorValue, shape: Shape) -> TensorValue:
         return result
     flat = ops.rebind(ops.reshape(x, [have]), [want])
     return ops.reshape(flat, target)
+
+
+def reshapes_of(x: TensorValue) -> list[TensorValue]:
+    """The values that ``x`` is a reshape of by :func:`reshape`, the nearest first.
+
+    They are as unfinished as ``x`` is: the list ends before one whose product could no longer be activated, and values
+    are named anew where ``x`` is finished and they are not.
+    """
+    found: list[TensorValue] = []
+    last = x
+    while (source := getattr(last, "_reshaped_from", None)) is not None:
+        last = source
+        if hasattr(x, "_unfinished") and not hasattr(source, "_unfinished"):
+            break
+        found.append(source if hasattr(x, "_unfinished") or not hasattr(source, "_unfinished") else TensorValue(source))
+    return found
 
 
 def broadcast_to(x: TensorValue, shape: Shape) -> TensorValue:

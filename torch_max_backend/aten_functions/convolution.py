@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from max.dtype import DType
-from max.graph import Dim, TensorValue, ops
+from max.graph import DeviceRef, Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions import library_convolution
 from torch_max_backend.aten_functions.along import sum_along
@@ -28,11 +28,12 @@ from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, 
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape, settings
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.integer_convolution import convolve_integers
-from torch_max_backend.aten_functions.layout import add_per_channel
+from torch_max_backend.aten_functions.layout import add_per_channel, channels_first, channels_last
 from torch_max_backend.aten_functions.library_convolution import Spatial
 from torch_max_backend.aten_functions.matmul import product
 from torch_max_backend.aten_functions.reductions import sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.aten_functions.rows import spread
 from torch_max_backend.aten_functions.windows import cut_axis, spread_axis
 from torch_max_backend.errors import Unsupported
 
@@ -67,7 +68,8 @@ class Norm:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What the CPU's kernel does with a convolution before it writes it: ``clamp(norm(y) + addend, low, high)``."""
+    """What a kernel does with a convolution: ``clamp(norm(y) + addend, low, high)``. On a CPU it does so before it
+    writes it."""
 
     norm: Norm | None = None
     addend: TensorValue | None = None
@@ -96,9 +98,12 @@ def _convolve(
     epilogue: Epilogue = NOTHING,
 ) -> TensorValue:
     """``x [N, C, *S]`` with ``weight [F, C/groups, *K]`` to ``[N, F, *sizes]``; ``after`` pads the far ends, where that
-    differs from the near ones. Only a CPU has an epilogue."""
+    differs from the near ones."""
     if x.device.is_gpu():
-        return _convolve_gpu(x, weight, bias, window, sizes, after or window.padding)
+        y = _convolve_gpu(x, weight, window, sizes, after or window.padding)
+        if epilogue is not NOTHING:
+            return _finished_gpu(y, bias, epilogue)
+        return y if bias is None else add_per_channel(y, bias)
     more = [Dim(1)] * (3 - len(window.stride))
     shape = [x.shape[0], weight.shape[0], *more, *sizes]
     image, taps = (reshape(t, [*t.shape[:2], *more, *t.shape[2:]]) for t in (x, weight))
@@ -120,14 +125,37 @@ def _convolve(
 def _convolve_gpu(
     x: TensorValue,
     weight: TensorValue,
-    bias: TensorValue | None,
     window: Window,
     sizes: Sequence[Dim],
     after: tuple[int, ...],
 ) -> TensorValue:
     spatial = Spatial(window.stride, window.padding, after, window.dilation)
-    y = library_convolution.convolve(x, weight, spatial, sizes)
-    return y if bias is None else add_per_channel(y, bias)
+    return library_convolution.convolve(x, weight, spatial, sizes)
+
+
+def _finished_gpu(y: TensorValue, bias: TensorValue | None, epilogue: Epilogue) -> TensorValue:
+    """``y [N, C, *S]`` with its bias and what follows it, by one kernel on images that have their channels last."""
+    images = channels_last(y)
+    rows = reshape(images, [numel(images.shape[:-1]), y.shape[1]])
+    channels = static(y.shape[1])
+    assert channels is not None, "the kernel is chosen by the number of channels"
+    norm, addend = epilogue.norm, epilogue.addend
+    vectors = [bias, *([None] * 4 if norm is None else [norm.mean, norm.variance, norm.weight, norm.bias])]
+    operands = [*vectors, None if addend is None else reshape(channels_last(addend), rows.shape)]
+    bias_, mean, _, weight, shift, other = (v is not None for v in operands)
+    parameters = {
+        "width": spread(channels, y.dtype).width,
+        "has_bias": bias_,
+        "has_norm": mean,
+        "is_scaled": weight,
+        "is_shifted": shift,
+        "is_added": other,
+    }
+    numbers = (epilogue.low, epilogue.high, norm.eps if norm else 0.0)
+    limits = [ops.constant(v, DType.float32, DeviceRef.CPU()) for v in numbers]
+    present = [rows if v is None else v for v in operands]
+    (done,) = mojo_op("tmb_finish_channels", [rows, *present, *limits], [(y.dtype, rows.shape)], parameters)
+    return channels_first(reshape(done, images.shape))
 
 
 # -- the transposed convolution ----------------------------------------------------------------------------------------
@@ -262,7 +290,7 @@ def _spatial(window: Window) -> Spatial:
 
 
 def finished_convolution(arguments: Sequence[Any], epilogue: Epilogue) -> TensorValue:
-    """A plain convolution of floats on a CPU, of nothing empty, with what follows it."""
+    """A plain convolution of nothing empty, with what follows it: of long floats on a CPU, of short ones on a GPU."""
     input, weight, bias, stride, padding, dilation, _, _, groups = arguments
     _check(input, weight)
     window = _window(input, stride, padding, dilation, groups)

@@ -1,4 +1,4 @@
-"""Matrix products on NVIDIA GPUs, by cuBLASLt: see `mojo_kernels/library_products.mojo`.
+"""Matrix products on NVIDIA GPUs by cuBLASLt (`mojo_kernels/library_products.mojo`), of one row by a kernel of ours.
 
 MAX 26.7 has kernels of its own there, but they are silently wrong for rows of odd width, take two thirds longer with
 weights stored ``[K, N]``, compute float32 in TF32, and each shape compiles for half a minute.
@@ -73,6 +73,8 @@ class Product:
         """The products ``[max(A, B), M, N]``, or ``[pieces, M, N / pieces]`` of one whose columns are cut evenly."""
         count = Dim(pieces) if pieces > 1 else (self.b if self.a.shape[0] == 1 else self.a).shape[0]
         columns = self.columns // pieces if pieces > 1 else self.columns
+        if self.is_of_one_row:
+            return reshape(self._row(), [count, self.rows, columns])
         parameters = {
             "transposed_a": self.a_is_transposed,
             "transposed_b": self.b_is_transposed,
@@ -86,6 +88,25 @@ class Product:
         out = [(self.result, [count, self.rows, width])]
         (y,) = mojo_op("tmb_library_product", [self.a, self.b, bias], out, parameters)
         return self._without_padding(y) if parameters["pads"] else y
+
+    @property
+    def is_of_one_row(self) -> bool:
+        """Whether it multiplies a vector of 16-bit floats and one matrix whose rows a kernel can read in vectors."""
+        depth = self.b.shape[2 if self.b_is_transposed else 1]
+        aligned = static(depth if self.b_is_transposed else self.columns)
+        one = all(static(d) == 1 for d in (self.rows, self.a.shape[0], self.b.shape[0]))
+        dtypes = {v.dtype for v in (self.a, self.bias) if v is not None} | {self.result}
+        return one and len(dtypes) == 1 and self.result in HALVES and bool(aligned) and int(aligned or 1) % STEP == 0
+
+    def _row(self) -> TensorValue:
+        x, b = reshape(self.a, [self.a.shape[1] * self.a.shape[2]]), reshape(self.b, self.b.shape[1:])
+        parameters = {
+            "transposed": self.b_is_transposed,
+            "has_bias": self.bias is not None,
+            "activation": self.activation,
+        }
+        bias = x if self.bias is None else reshape(self.bias, [self.columns])
+        return mojo_op("tmb_vector_product", [x, b, bias], [(self.result, [self.columns])], parameters)[0]
 
     @property
     def is_odd(self) -> bool:
@@ -175,7 +196,7 @@ class UnfinishedProduct(Unfinished):
         """The same product seen in another shape, if that keeps rows and columns apart."""
         if self.order is not None:
             return None
-        for k in range(len(shape) + 1):
+        for k in reversed(range(len(shape) + 1)):  # of one row, the lead is as long as may be
             if numel(shape[:k]) == numel(self.lead) and numel(shape[k:]) == numel(self.tail):
                 return replace(self, lead=tuple(shape[:k]), tail=tuple(shape[k:]))
         return None

@@ -1,7 +1,10 @@
-"""Chains of nodes that one kernel computes: a convolution on a CPU and what follows it at the same places.
+"""Chains of nodes that one kernel computes: a convolution and what follows it at the same places.
 
 MAX fuses elementwise ops with each other, but not into a kernel of this project. Left to it, a network of convolutions
-reads and writes every image once more, and has a kernel for each shape and combination of norm, sum and activation.
+on a CPU reads and writes every image once more, and has a kernel for each shape and combination of norm, sum and
+activation.
+
+On a GPU what follows is a kernel behind the library's, which reads a channel's numbers once for many pixels.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from torch_max_backend.graph.region import Region, is_getitem
 from torch_max_backend.graph.tensors import sizes_of, value_of
 
 aten = torch.ops.aten
+_FUSIBLE = {"cpu": (torch.float32, torch.float64), "cuda": (torch.bfloat16, torch.float16)}
+"""Dtypes by the device. On a GPU the library keeps the channels of these last in memory."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,9 @@ def _is_fusible(node: fx.Node) -> bool:
     if node.target is not aten.convolution.default or not is_own(node):
         return False
     value, is_transposed = tensor_of(node), node.args[6]
-    if value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64) or is_transposed:
+    if is_transposed or value.dtype not in _FUSIBLE.get(value.device.type, ()):
+        return False
+    if value.device.type != "cpu" and (value.dim() < 4 or not sizes_of(value)[1].is_number):
         return False
     operands = [v for n in (node, *node.all_input_nodes) if isinstance(v := value_of(n), torch.Tensor)]
     return all(v.dtype == value.dtype and 0 not in sizes_of(v) for v in operands)

@@ -14,7 +14,15 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from torch_max_backend.aten_functions.broadcasts import COMBINING, operands_of, shape_of
-from torch_max_backend.aten_functions.common import finish, in_memory, materialized, permute, rebind
+from torch_max_backend.aten_functions.common import (
+    finish,
+    in_memory,
+    materialized,
+    permute,
+    rebind,
+    reshape,
+    reshapes_of,
+)
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.dtypes import max_dtype
@@ -204,12 +212,58 @@ class _Builder:
         self.reads_written = self.transposed_reads.get(node, set())
         if self._keeps_channels_last(node):
             return self._call_channels_last(node, lowering.function)
+        sources = self._sources(node)
+        if sources:
+            return self._call_on_sources(node, lowering.function, sources)
         return lowering.function(*self._arguments(node), **map_nodes(dict(node.kwargs), self._argument))
+
+    def _sources(self, node: fx.Node) -> dict[fx.Node, TensorValue]:
+        """For a node on a GPU that looks at each element by itself: what its operands are reshapes of, if all are.
+
+        MAX moves a reshape behind casts and functions of one operand, but not behind those of two. So what is computed
+        of a reshape would become several kernels, with their float32 results stored in between.
+        """
+        value = value_of(node)
+        if not _is_pointwise(node) or not isinstance(value, torch.Tensor) or not _is_on_gpu(value.device):
+            return {}
+        if self.region.dims.names:
+            return {}  # what is refused of symbolic sizes is looked for behind the operands
+        found: dict[fx.Node, list[TensorValue]] = {}
+        for operand in node.all_input_nodes:
+            given = self.env.get(operand)
+            if not isinstance(given, TensorValue):
+                return {}
+            if given.rank:
+                found[operand] = reshapes_of(given) if sizes_of(value_of(operand)) == sizes_of(value) else []
+        shapes = [[tuple(v.shape) for v in values] for values in found.values()]
+        common = [s for s in shapes[0] if all(s in others for others in shapes)] if shapes else []
+        if not common:
+            return {}
+        return {n: next(v for v in values if tuple(v.shape) == common[-1]) for n, values in found.items()}
+
+    def _call_on_sources(
+        self, node: fx.Node, function: Callable[..., Any], sources: dict[fx.Node, TensorValue]
+    ) -> TensorValue:
+        """Call a lowering with other shapes than the node has, and reshape its result."""
+
+        def argument(operand: fx.Node) -> Any:
+            return sources.get(operand, self._argument(operand))
+
+        (promised,) = self._promises(node)
+        assert promised is not None
+        flat = replace(promised, shape=tuple(next(iter(sources.values())).shape), order=None)
+        context = NodeContext(str(node.target), (flat,), self.region.used_outputs[node], self.settings)
+        with lowering_node(context):
+            result = function(*map_nodes(node.args, argument), **map_nodes(dict(node.kwargs), argument))
+        problem = broken_promise(result, flat)
+        if problem:
+            raise ValueError(f"on what its operands are reshapes of, its result {problem}")
+        return reshape(result, promised.shape)
 
     def _keeps_channels_last(self, node: fx.Node) -> bool:
         """Whether the node looks at each element by itself, and at an image that has its channels last in memory."""
         value = value_of(node)
-        if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or not isinstance(value, torch.Tensor):
+        if not _is_pointwise(node) or not isinstance(value, torch.Tensor):
             return False
         operands = {n: v for n in node.all_input_nodes for v in _values_in(self.env.get(n)) if v.rank}
         whole = [v for n, v in operands.items() if sizes_of(value_of(n)) == sizes_of(value)]
@@ -313,6 +367,10 @@ class _Builder:
 
 
 CUTS = frozenset({"split", "split_with_sizes", "unsafe_split", "unbind", "select", "slice"})
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _may_be_replaced(node: fx.Node) -> bool:

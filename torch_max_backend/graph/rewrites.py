@@ -24,6 +24,28 @@ def rewrite(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
+def drop_copies(gm: fx.GraphModule) -> None:
+    """Read the original where a copy of it is read that differs in nothing: values of a functional graph never change.
+
+    Dropout leaves one when it does not train, and MAX fuses nothing through it. Copies stay that the graph returns, or
+    of what may lie in an input's memory, which is written at the end.
+    """
+    inputs = {_storage(t) for n in gm.graph.find_nodes(op="placeholder") for t in tensors_of(n.meta.get("val"))}
+    returned = set(gm.graph.output_node().all_input_nodes)
+    for node in gm.graph.find_nodes(op="call_function", target=aten.clone.default):
+        source = node.args[0]
+        if node in returned or source.op != "call_function":
+            continue
+        copy, original = tensors_of(value_of(node))[0], tensors_of(value_of(source))[0]
+        if copy.stride() == original.stride() and order_of(original) is not None and _storage(original) not in inputs:
+            node.replace_all_uses_with(source)
+            gm.graph.erase_node(node)
+
+
+def _storage(value: torch.Tensor) -> Any:
+    return value.untyped_storage()._cdata
+
+
 def split_dropout(gm: fx.GraphModule) -> None:
     """Draw a dropout's mask by itself, so that only the draw is torch's, and reads no more than a shape.
 
@@ -98,4 +120,4 @@ def _has_symbols(value: torch.Tensor) -> bool:
     return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
-PASSES = [simplify_masks, fold_constants, recognize_gelu, split_dropout, free_random_ops]
+PASSES = [drop_copies, simplify_masks, fold_constants, recognize_gelu, split_dropout, free_random_ops]

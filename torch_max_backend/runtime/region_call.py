@@ -48,10 +48,17 @@ class RegionSpec:
     flat: bool = False
 
 
+ALIGNMENT = 16
+"""Bytes: what MAX's kernels on a GPU take for granted of every address, because they read vectors."""
+
+
 @dataclass(frozen=True)
 class _Bound:
+    """Buffers of static inputs, and the numbers of those in ``static`` that are copied in every call."""
+
     pointers: list[int]
     buffers: list[Buffer | None]
+    copied: list[int]
 
 
 class RegionCall:
@@ -76,6 +83,7 @@ class RegionCall:
         self._may_alias = list(spec.may_alias)
         self._checked = False
         self._order = in_order(spec.gpus)
+        self._aligns = bool(spec.gpus)
 
     def __call__(
         self,
@@ -127,11 +135,11 @@ class RegionCall:
         if bound is None or bound.pointers != pointers:
             bound = self._bind(static, pointers)
         buffers = bound.buffers.copy()
-        for k, tensor in zip(self.dynamic, dynamic, strict=True):
-            order = self._orders[k]
-            physical = tensor if order is None else tensor.permute(order)
-            if not physical.is_contiguous():
-                dense = physical.contiguous()
+        wrapped = zip(self.dynamic, dynamic, strict=True)
+        for k, tensor in [*wrapped, *((self.static[i], static[i]) for i in bound.copied)] if bound.copied else wrapped:
+            physical = self._physical(k, tensor)
+            if not self._is_readable(physical):
+                dense = physical.clone(memory_format=torch.contiguous_format)
                 if k in self._mutable and written is not None:
                     written.append((physical, dense))
                 physical = dense
@@ -148,14 +156,26 @@ class RegionCall:
     def _bind(self, static: Sequence[torch.Tensor], pointers: list[int]) -> _Bound:
         old = self._bound
         buffers: list[Buffer | None] = [None] * self._total
+        copied = []
         for i, (k, tensor) in enumerate(zip(self.static, static, strict=True)):
-            if old is not None and old.pointers[i] == pointers[i]:
+            physical = self._physical(k, tensor)
+            if not self._is_readable(physical):
+                copied.append(i)
+            elif old is not None and old.pointers[i] == pointers[i]:
                 buffers[k] = old.buffers[k]
-                continue
-            order = self._orders[k]
-            buffers[k] = self._buffer(tensor if order is None else tensor.permute(order))
-        self._bound = bound = _Bound(pointers, buffers)
+            else:
+                buffers[k] = self._buffer(physical)
+        self._bound = bound = _Bound(pointers, buffers, copied)
         return bound
+
+    def _physical(self, k: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Input ``k`` with its dimensions in the order in which the region wants it contiguous."""
+        order = self._orders[k]
+        return tensor if order is None else tensor.permute(order)
+
+    def _is_readable(self, physical: torch.Tensor) -> bool:
+        """Whether MAX can read the tensor where it is."""
+        return physical.is_contiguous() and not (self._aligns and physical.data_ptr() % ALIGNMENT)
 
     def _separate(self, results: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """Copy results that lie in an input's memory, or in another result's: torch promises fresh memory for them.

@@ -71,6 +71,9 @@ class ReplayRegion(RegionCall):
         sizes: Sequence[int],
         scalars: Sequence[float],
     ) -> list[torch.Tensor]:
+        if not all(self._is_readable(self._physical(k, t)) for k, t in zip(self.static, static, strict=True)):
+            self.refusal = "a parameter is copied in every call, because of its place in memory"
+            return super().__call__(static, dynamic, sizes, scalars)
         self._own = [self._place(k, t) for k, t in zip(self.dynamic, dynamic, strict=True)]
         placed = [t if own is None else own for t, own in zip(dynamic, self._own, strict=True)]
         buffers = self.buffers_for(static, placed, sizes, scalars, self._kept)
@@ -89,9 +92,8 @@ class ReplayRegion(RegionCall):
 
     def _place(self, k: int, tensor: torch.Tensor) -> torch.Tensor | None:
         """Memory of the region's own for an input, filled with it; none if the input may stay where it is."""
-        order = self._orders[k]
-        physical = tensor if order is None else tensor.permute(order)
-        if physical.is_contiguous() and tensor.untyped_storage().data_ptr() in self._stable:
+        order, physical = self._orders[k], self._physical(k, tensor)
+        if self._is_readable(physical) and tensor.untyped_storage().data_ptr() in self._stable:
             return None
         with torch.inference_mode(False):  # so that later calls may write to it in any mode
             own = torch.empty(physical.shape, dtype=tensor.dtype, device=tensor.device)
