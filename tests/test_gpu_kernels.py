@@ -81,6 +81,7 @@ CASES = {
     "resize": ["sampled_backward", "sampled_f32", "images_f32", "columns_bf16"],
     "segment": ["lengths", "gradients", "hashes"],
     "sorting": ["zero_dim", "searches_f32"],
+    "updates": ["every"],
     "views": ["reshapes", "transposes"],
     "volumes": ["gradients", "samples"],
 }

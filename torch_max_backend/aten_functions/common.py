@@ -443,9 +443,17 @@ def _import_kernels() -> None:
         graph._import_kernels([path])
 
 
-def mojo_op_in_place(name: str, values: Sequence[Value[Any]], parameters: dict[str, Any] | None = None) -> None:
-    """Call a kernel of ``mojo_kernels`` that writes to buffers among ``values`` and gives nothing."""
+def mojo_op_in_place(
+    name: str,
+    values: Sequence[Value[Any]],
+    parameters: dict[str, Any] | None = None,
+    device: DeviceRef | None = None,
+) -> None:
+    """Call a kernel of ``mojo_kernels`` that writes to buffers among ``values`` and gives nothing.
+
+    Args:
+        device: Where it runs; by default where the tensors among ``values`` are.
+    """
     _import_kernels()
-    ops.inplace_custom(
-        name, device_of(*(v for v in values if isinstance(v, TensorValue))), list(values), [], parameters
-    )
+    where = device or device_of(*(v for v in values if isinstance(v, TensorValue)))
+    ops.inplace_custom(name, where, list(values), [], parameters)

@@ -79,14 +79,14 @@ def _lowering_digest(region: Region) -> str:
 
 @functools.cache
 def _digest_named(modules: frozenset[str]) -> str:
-    names = ("lowering", "dims", "constants", "fusion", "row_chains", "row_lowering", "transposes")
+    names = ("lowering", "dims", "constants", "fusion", "row_chains", "row_lowering", "transposes", "update_lowering")
     compiler = [Path(__file__).with_name(f"{name}.py") for name in names]
     return digest_files([*(_FAMILIES / f"{m}.py" for m in modules), *compiler])
 
 
 def _kernels_digest(region: Region) -> str:
     """Digest of the Mojo kernels, if any family in the region may call one, or a user's lowering."""
-    calls = any(_calls_kernels(m) for m in _modules_of(region)) or _user_digest(region)
+    calls = region.updates or any(_calls_kernels(m) for m in _modules_of(region)) or _user_digest(region)
     return kernels_digest() if calls else ""
 
 

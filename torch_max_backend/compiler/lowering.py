@@ -34,6 +34,7 @@ from torch_max_backend.compiler.constants import fold_constant_ops
 from torch_max_backend.compiler.fusion import Chain, convolution_chains, is_own, tensor_of
 from torch_max_backend.compiler.row_lowering import RowLowering
 from torch_max_backend.compiler.transposes import PERMUTES, order_of_permute, stored, written_reads
+from torch_max_backend.compiler.update_lowering import build_updates
 from torch_max_backend.errors import LoweringError, NeedsStatic, Unsupported
 from torch_max_backend.graph.region import Region, is_getitem, map_nodes
 from torch_max_backend.graph.specialize import may_be_negative, symbolic_numbers
@@ -69,6 +70,8 @@ def build_graph(region: Region, name: str, module: Module, settings: CodeSetting
     Raises:
         NodeRefused: A node cannot be lowered, or its lowering broke torch's promise.
     """
+    if region.updates:
+        return build_updates(region, name, module, device_ref(region.inputs[0].value.device))
     return _Builder(region, settings).build(name, module)
 
 

@@ -36,7 +36,7 @@ def split(
     """
     if len(nodes) < LARGE:
         return [(nodes, stores)]
-    parts = _parts(nodes, stores, repeated)
+    parts = connected(nodes, stores, repeated)
     alike: dict[tuple[object, ...], list[Part]] = collections.defaultdict(list)
     for part in parts:
         alike[_signature(part[0])].append(part)
@@ -49,7 +49,7 @@ def split(
     return groups
 
 
-def _parts(
+def connected(
     nodes: list[fx.Node], stores: list[fx.Node], repeated: Callable[[Iterable[fx.Node]], list[fx.Node]]
 ) -> list[Part]:
     """Connected parts, in graph order. A write is connected with whatever reads the old value."""

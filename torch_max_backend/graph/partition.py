@@ -24,6 +24,7 @@ from torch_max_backend.graph.components import Part, split
 from torch_max_backend.graph.region import Port, Region, is_getitem
 from torch_max_backend.graph.stages import homes, stages
 from torch_max_backend.graph.tensors import order_of, storage_key, symbols_of, tensors_of, user_line, value_of
+from torch_max_backend.graph.updates import Update, take_updates
 
 VIEWS = frozenset(
     getattr(torch.ops.aten, name)
@@ -189,7 +190,8 @@ class _Cut:
         for node in self.graph.nodes:
             if self.runner(node) in (Runner.TORCH, Runner.ISLAND):
                 torch_nodes[self.level[node]].append(node)
-        parts = {level: self._parts(members[level], stores.get(level, [])) for level in members}
+        updates = {level: self._updates(members[level], stores.get(level, [])) for level in members}
+        parts = {level: self._parts(members[level], stores.get(level, [])) for level in members if members[level]}
         for part in (part for of_level in parts.values() for part in of_level):
             copies += _left_to_torch(part[1])
         copies.sort(key=self.order.__getitem__)
@@ -197,6 +199,7 @@ class _Cut:
         steps: list[Region | fx.Node] = []
         done: set[fx.Node] = set()
         for level in sorted({*members, *torch_nodes}):
+            steps += updates.get(level, [])
             for nodes, writes in parts.get(level, []):
                 region = self._region(nodes, wanted, writes)
                 if region.outputs or region.stores:
@@ -228,6 +231,20 @@ class _Cut:
         if len(parts) > 1 or stores:
             return parts
         return [(stage, []) for stage in stages(nodes)]
+
+    def _updates(self, nodes: list[fx.Node], stores: list[fx.Node]) -> list[Region]:
+        """Regions of the updates among the nodes of a level, which are taken out of it."""
+        return [
+            self._region_of_updates(updates)
+            for updates in take_updates(nodes, stores, self._floating_needed, self.returned.__contains__)
+        ]
+
+    def _region_of_updates(self, updates: list[Update]) -> Region:
+        stores = [(s.args[0], s.args[1]) for u in updates for s in u.stores]
+        targets = {t for t, _ in stores}
+        reads = dict.fromkeys(n for u in updates for n in u.operands)
+        inputs = [Port(n, order_of(value_of(n)) or _identity(n), n in targets) for n in reads]
+        return Region([n for u in updates for n in u.nodes], inputs, [], stores, tuple(updates))
 
     def _read_outside(self, parts: list[list[fx.Node]], copies: list[fx.Node]) -> set[fx.Node]:
         """MAX nodes whose values must leave their region."""

@@ -14,6 +14,7 @@ from torch import fx
 
 from torch_max_backend.compiler.dims import DimTable
 from torch_max_backend.graph.tensors import expr_of, sizes_of, tensors_of, value_of
+from torch_max_backend.graph.updates import Update
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,15 @@ class Region:
     """Nodes in topological order, tensors in and out, in-place stores, and the host values that are passed in.
 
     ``stores`` pairs an input node with the node whose value is written into it. ``scalars`` are SymFloat expressions
-    that enter as 0-d float64 tensors.
+    that enter as 0-d float64 tensors. ``updates`` are what a region is made of that has nothing else; its inputs enter
+    flat, in one dimension.
     """
 
     nodes: list[fx.Node]
     inputs: list[Port]
     outputs: list[Port]
     stores: list[tuple[fx.Node, fx.Node]] = field(default_factory=list)
+    updates: tuple[Update, ...] = ()
 
     @cached_property
     def dims(self) -> DimTable:
@@ -141,6 +144,8 @@ class _Canonical:
 
     def text(self) -> str:
         r = self.region
+        if r.updates:
+            return "\n".join(self._update(u) for u in r.updates)
         lines = [f"in {self._tensor(p.value)} order={p.order} mutable={p.mutable}" for p in r.inputs]
         lines += [f"carrier {self._expr(e)}" for e in r.carriers]
         lines += [f"scalar {e}" for e in r.scalars]
@@ -151,6 +156,12 @@ class _Canonical:
         lines += [f"out {self.index[p.node]} order={p.order}" for p in r.outputs]
         lines += [f"store {self.index[target]} <- {self.index[source]}" for target, source in r.stores]
         return "\n".join(lines)
+
+    def _update(self, update: Update) -> str:
+        """The code takes operands of any size."""
+        device = update.operands[0].meta["val"].device
+        numbers = [self.index[n] for n in update.operands]
+        return f"update {update.program} first={update.first}{numbers} @{device.type}:{device.index or 0}"
 
     def _expr(self, expr: Expr) -> str:
         names = {e: sympy.Symbol(name) for e, name in self.region.dims.names.items()}

@@ -76,6 +76,7 @@ def region_spec(region: Region, static: frozenset[int]) -> RegionSpec:
         tuple(sorted(gpus)),
         any(v.device.type == "cpu" for v in values),
         len(region.scalars),
+        bool(region.updates),
     )
 
 

@@ -34,7 +34,7 @@ class RegionSpec:
     ``static`` and ``mutable`` are positions of inputs, ``may_alias`` of outputs that MAX may give as a view of an
     input. ``host_values`` counts the sizes and scalars that are passed in after the tensors; ``gpus`` are the indices
     of the GPUs it runs on, ``on_host`` tells whether it has a tensor on the CPU, ``scalars`` how many of the host
-    values are scalars.
+    values are scalars, ``flat`` whether tensors are passed in as one dimension.
     """
 
     orders: tuple[tuple[int, ...] | None, ...]
@@ -45,6 +45,7 @@ class RegionSpec:
     gpus: tuple[int, ...]
     on_host: bool = False
     scalars: int = 0
+    flat: bool = False
 
 
 ALIGNMENT = 16
@@ -75,6 +76,7 @@ class RegionCall:
         self.static = [k for k in range(self._count) if k in spec.static]
         self.dynamic = [k for k in range(self._count) if k not in spec.static]
         self._orders = spec.orders
+        self._flat = spec.flat
         self._mutable = spec.mutable
         self._total = self._count + spec.host_values
         self._bound: _Bound | None = None
@@ -143,20 +145,26 @@ class RegionCall:
                 physical = dense
             if kept is not None:
                 kept.append(physical)
-            buffers[k] = to_buffer(physical)
+            buffers[k] = self._buffer(physical)
         if sizes or scalars:
             buffers[self._count :] = [*map(size_carrier, sizes), *map(number, scalars)]
         return buffers
 
+    def _buffer(self, physical: torch.Tensor) -> Buffer:
+        return to_buffer(physical.view(-1) if self._flat else physical)
+
     def _bind(self, static: Sequence[torch.Tensor], pointers: list[int]) -> _Bound:
+        old = self._bound
         buffers: list[Buffer | None] = [None] * self._total
         copied = []
         for i, (k, tensor) in enumerate(zip(self.static, static, strict=True)):
             physical = self._physical(k, tensor)
-            if self._is_readable(physical):
-                buffers[k] = to_buffer(physical)
-            else:
+            if not self._is_readable(physical):
                 copied.append(i)
+            elif old is not None and old.pointers[i] == pointers[i]:
+                buffers[k] = old.buffers[k]
+            else:
+                buffers[k] = self._buffer(physical)
         self._bound = bound = _Bound(pointers, buffers, copied)
         return bound
 

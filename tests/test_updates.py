@@ -1,0 +1,155 @@
+"""Which parts of a graph are updates, and that all of an optimizer's step are one region. Their values are op cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.aten_functions.cases_updates import CASES, adam, momentum
+from tests.cases import Case
+from torch_max_backend.aten_functions.registry import aten_functions, map_to
+from torch_max_backend.compiler.compile import put_off
+from torch_max_backend.graph.partition import Plan, _Cut
+
+aten = torch.ops.aten
+
+
+def last_plan(function: Callable[..., object], *inputs: object, dynamic: bool = False) -> Plan:
+    """How the graph of a call is cut."""
+    plans: list[Plan] = []
+    make = _Cut.plan
+    with pytest.MonkeyPatch.context() as patch, put_off(), torch.no_grad():
+        patch.setattr(_Cut, "plan", lambda cut: plans.append(make(cut)) or plans[-1])
+        torch.compile(function, backend="max_backend", dynamic=dynamic, options={"fallback": "error"})(*inputs)
+    return plans[-1]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_cases_are_updates(case: Case) -> None:
+    plan = last_plan(case.function, *case.make())
+    (region,) = plan.regions
+    assert region.updates
+    assert not plan.copies
+
+
+@pytest.mark.parametrize(
+    ("make", "programs", "operands"),
+    [
+        (lambda p: torch.optim.AdamW(p), 1, 5),
+        (lambda p: torch.optim.AdamW(p, foreach=True, weight_decay=0), 1, 5),
+        (lambda p: torch.optim.Adam(p, amsgrad=True, maximize=True, weight_decay=0.1), 1, 6),
+        (lambda p: torch.optim.AdamW(p, torch.tensor(0.1)), 1, 6),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True), 1, 3),
+        (lambda p: torch.optim.AdamW([{"params": p[:30]}, {"params": p[30:], "weight_decay": 0}]), 2, 5),
+    ],
+    ids=["adamw", "foreach", "amsgrad", "rate", "sgd", "groups"],
+)
+def test_a_step_is_one_region(
+    make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer], programs: int, operands: int
+) -> None:
+    """However many parameters there are, of whatever shapes."""
+    parameters = [torch.nn.Parameter(torch.randn(n % 7, 3, *[2] * (n % 3))) for n in range(50)]
+    optimizer = make(parameters)
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    optimizer.step()  # makes the state
+    plan = last_plan(lambda: optimizer.step())
+    (region,) = plan.regions
+    assert len(region.updates) == len(parameters)
+    assert len({u.program for u in region.updates}) == programs
+    assert {len(u.operands) for u in region.updates} == {operands}
+    assert not plan.copies
+
+
+def test_numbers_that_nothing_reads_are_updates_of_their_own() -> None:
+    parameters = [torch.nn.Parameter(torch.randn(n)) for n in range(3)]
+    optimizer = torch.optim.RMSprop(parameters)
+    for p in parameters:
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    (region,) = last_plan(lambda: optimizer.step()).regions
+    assert sorted(len(u.operands) for u in region.updates) == [1, 1, 1, 3, 3, 3]
+
+
+def test_equal_programs_are_one_key_for_other_shapes() -> None:
+    texts = set()
+    for shape in ((3, 4), (17,), (2, 2, 2)):
+        (region,) = last_plan(momentum, *(torch.randn(shape) for _ in range(3))).regions
+        texts.add(region.text)
+    assert len(texts) == 1
+
+
+def _returned(x: torch.Tensor, m: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    momentum(x, m, g)
+    return g * 2 + m
+
+
+def _returned_inside(x: torch.Tensor, m: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    step = m * 0.9 + g
+    m.copy_(step)
+    x.sub_(step)
+    return step
+
+
+def _of_a_sum(x: torch.Tensor, m: torch.Tensor, g: torch.Tensor) -> None:
+    momentum(x, m, g / g.sum())
+
+
+def _one_write(x: torch.Tensor, m: torch.Tensor, g: torch.Tensor) -> None:
+    x.sub_(m * g)
+
+
+def _spread(x: torch.Tensor, m: torch.Tensor, g: torch.Tensor) -> None:
+    momentum(x, m, g[:1])
+
+
+def _of_other_elements(x: torch.Tensor, m: torch.Tensor, g: torch.Tensor) -> None:
+    momentum(x, m, g.flip(0))
+
+
+def _negative_base(x: torch.Tensor, m: torch.Tensor, g: torch.Tensor) -> None:
+    momentum(x, m, g * (-2.0) ** m[0, 0])
+
+
+MATRIX = torch.randn(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (_returned, (MATRIX, MATRIX, MATRIX)),
+        (_returned_inside, (MATRIX, MATRIX, MATRIX)),
+        (_of_a_sum, (MATRIX, MATRIX, MATRIX)),
+        (_one_write, (MATRIX, MATRIX, MATRIX)),
+        (_spread, (MATRIX, MATRIX, MATRIX)),
+        (_of_other_elements, (MATRIX, MATRIX, MATRIX)),
+        (_negative_base, (MATRIX, MATRIX, MATRIX)),
+        (momentum, (MATRIX, MATRIX, MATRIX.t())),
+        (momentum, (MATRIX, MATRIX, torch.randn(4, 8)[:, ::2])),
+        (momentum, (MATRIX.double(), MATRIX.double(), MATRIX.double())),
+        (momentum, (MATRIX, MATRIX, MATRIX.bfloat16())),
+        (momentum, (MATRIX, MATRIX, torch.ones(4, 4, dtype=torch.int64))),
+    ],
+)
+def test_what_stays_with_max(function: Callable[..., object], inputs: tuple[torch.Tensor, ...]) -> None:
+    plan = last_plan(function, *(torch.empty_like(x).copy_(x) if x.is_contiguous() else x for x in inputs))
+    assert not any(region.updates for region in plan.regions)
+
+
+def test_symbolic_sizes_stay_with_max() -> None:
+    plan = last_plan(momentum, *(torch.randn(4, 5) for _ in range(3)), dynamic=True)
+    assert not any(region.updates for region in plan.regions)
+
+
+def test_a_lowering_of_the_user_is_called() -> None:
+    inputs = (torch.randn(3), torch.randn(3), torch.rand(3), torch.tensor(1.0), torch.randn(3))
+    own = aten_functions.lowerings[aten.sqrt.default]
+    try:
+        map_to(aten.sqrt.default)(lambda self: self)
+        assert not any(region.updates for region in last_plan(adam, *inputs).regions)
+    finally:
+        aten_functions.lowerings[aten.sqrt.default] = own
+    torch._dynamo.reset()
+    assert all(region.updates for region in last_plan(adam, *inputs).regions)
