@@ -77,7 +77,7 @@ CASES = {
     "pointwise": ["empty", "gcd", "integer_powers"],
     "polynomials": ["every"],
     "pooling": ["places_hard", "largest_channels_last", "adaptive_largest_hard"],
-    "reductions": ["row_sums"],
+    "reductions": ["row_sums", "column_sums"],
     "resize": ["sampled_backward", "sampled_f32", "images_f32", "columns_bf16"],
     "segment": ["lengths", "gradients", "hashes"],
     "sorting": ["zero_dim", "searches_f32"],

@@ -114,6 +114,32 @@ def test_sums(dtype: torch.dtype) -> None:
     check_calls([*calls, Call("unaligned", sums, (unaligned(300, 768, dtype),))])
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_sums_of_columns(dtype: torch.dtype) -> None:
+    """By one pass, two and three, of columns that fill vectors and do not, beside each other and in planes."""
+
+    def sums(x: torch.Tensor) -> Any:
+        return x.sum(0), x.mean(0, keepdim=True), (x * x).sum(0), x.view(5, -1, x.shape[1]).sum(1)
+
+    shapes = [(65, 24), (130, 7), (1000, 768), (4100, 50), (20000, 33), (300000, 8), (16385 * 5, 2)]
+    calls = [Call(f"{m} x {n}", sums, (randn(m // 5 * 5, n, dtype=dtype),)) for m, n in shapes]
+    images = (randn(32, 20, 14, 15, dtype=dtype),)
+    calls.append(Call("channels", lambda x: x.sum((0, 2, 3)), images))
+    calls.append(Call("channels last", lambda x: (x * 2).to(memory_format=torch.channels_last).sum((0, 2, 3)), images))
+    check_calls(calls)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_reductions_of_many_rows(dtype: torch.dtype) -> None:
+    """More than 256 for each multiprocessor: then MAX has had a kernel that took neighbouring rows for one."""
+
+    def reductions(x: torch.Tensor) -> Any:
+        return x.amax(-1), x.amin(-1), x.mean(-1), x.var(-1), x.argmax(-1), (x > 1).any(-1), x.logsumexp(-1), x.prod(-1)
+
+    sizes = ((40000, 64), (70000, 3), (200000, 33))
+    check_calls([Call(f"{m} x {n}", reductions, (randn(m, n, dtype=dtype, scale=0.5),)) for m, n in sizes])
+
+
 def loss(x: torch.Tensor, t: torch.Tensor) -> Any:
     return F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="none", ignore_index=0)
 

@@ -35,7 +35,7 @@ from torch_max_backend.aten_functions.dtypes import accumulator, max_dtype, torc
 from torch_max_backend.aten_functions.elementary import exp, power, truth
 from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last, last_order
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.aten_functions.rows import row_sum, serves
+from torch_max_backend.aten_functions.rows import column_sums, row_sum, serves, serves_columns
 
 Reducer = Callable[[TensorValue, int], TensorValue]
 
@@ -74,7 +74,16 @@ def _neighbours(axes: Sequence[int]) -> list[list[int]]:
 
 def sum_axes(x: TensorValue, axes: Sequence[int]) -> TensorValue:
     """The sum over ``axes``, kept with size 1, in the accumulator of x's dtype."""
-    return reduce_axes(cast(x, accumulator(x.dtype)), axes, sum_along)
+    total = reduce_axes(x, axes, _sum_along)
+    return cast(total, accumulator(x.dtype))
+
+
+def _sum_along(x: TensorValue, axis: int) -> TensorValue:
+    """The sum in the accumulator of x's dtype. On a GPU, MAX reads single elements unless the axis is the last one."""
+    flat = reshape(x, [numel(x.shape[:axis]), x.shape[axis], numel(x.shape[axis + 1 :])])
+    if serves_columns(flat):
+        return reshape(column_sums(flat), [Dim(1) if i == axis else d for i, d in enumerate(x.shape)])
+    return sum_along(cast(x, accumulator(x.dtype)), axis)
 
 
 def mean_axes(x: TensorValue, axes: Sequence[int]) -> TensorValue:

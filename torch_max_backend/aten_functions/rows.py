@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 
 from max.dtype import DType
-from max.graph import TensorValue
+from max.graph import Dim, TensorValue
 
 from torch_max_backend.aten_functions.common import mojo_op, static
 
@@ -18,6 +18,9 @@ _VECTOR, _KEPT, _MOST_KEPT = 16, 32, 128
 """Bytes of an access, and of a row that a thread keeps: as a rule, and where a row has 1024 threads."""
 _FEWEST, _MOST, _READ = 32, 1024, 64
 """Threads of a row; elements that each of them reads at least, where a row is only read."""
+
+_EACH, _COLUMNS_AT_ONCE = 64, 8
+"""Rows that a thread adds up, and columns."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,29 @@ def chosen_log_probability(x: TensorValue, chosen: TensorValue) -> TensorValue:
 def row_sum(x: TensorValue) -> TensorValue:
     """The sums of the rows of ``x`` [rows, columns], in float32."""
     return mojo_op("tmb_row_sum", [x], [(DType.float32, x.shape[:1])], _reading(x))[0]
+
+
+def column_sums(x: TensorValue) -> TensorValue:
+    """The sums over the rows of ``x`` [outer, rows, columns], of static sizes, as [outer, 1, columns] in float32.
+
+    A thread adds `_EACH` rows up, and what threads found is added up likewise, until there is one row.
+    """
+    columns = int(x.shape[2])
+    width = _COLUMNS_AT_ONCE
+    while columns % width:
+        width //= 2
+    while True:
+        pieces = -(-int(x.shape[1]) // _EACH)
+        out = [(DType.float32, [x.shape[0], Dim(pieces), x.shape[2]])]
+        (x,) = mojo_op("tmb_column_sums", [x], out, {"each": _EACH, "width": width})
+        if pieces == 1:
+            return x
+
+
+def serves_columns(x: TensorValue) -> bool:
+    """Whether :func:`column_sums` takes ``x`` [outer, rows, columns], and there are rows enough."""
+    sizes = [static(d) or 0 for d in x.shape]
+    return x.device.is_gpu() and x.dtype in _FLOATS and min(sizes) > 0 and sizes[1] > _EACH and sizes[2] > 1
 
 
 def _reading(x: TensorValue) -> dict[str, int]:
