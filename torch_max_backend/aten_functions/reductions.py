@@ -80,9 +80,10 @@ def sum_axes(x: TensorValue, axes: Sequence[int]) -> TensorValue:
 
 def _sum_along(x: TensorValue, axis: int) -> TensorValue:
     """The sum in the accumulator of x's dtype. On a GPU, MAX reads single elements unless the axis is the last one."""
-    flat = reshape(x, [numel(x.shape[:axis]), x.shape[axis], numel(x.shape[axis + 1 :])])
-    if serves_columns(flat):
-        return reshape(column_sums(flat), [Dim(1) if i == axis else d for i, d in enumerate(x.shape)])
+    shape = [numel(x.shape[:axis]), x.shape[axis], numel(x.shape[axis + 1 :])]
+    if serves_columns(x, shape):
+        total = column_sums(reshape(x, shape))
+        return reshape(total, [Dim(1) if i == axis else d for i, d in enumerate(x.shape)])
     return sum_along(cast(x, accumulator(x.dtype)), axis)
 
 

@@ -6,6 +6,7 @@ A row belongs to some of a block's threads. How many, and how much of it each of
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from max.dtype import DType
@@ -130,9 +131,9 @@ def column_sums(x: TensorValue) -> TensorValue:
             return x
 
 
-def serves_columns(x: TensorValue) -> bool:
-    """Whether :func:`column_sums` takes ``x`` [outer, rows, columns], and there are rows enough."""
-    sizes = [static(d) or 0 for d in x.shape]
+def serves_columns(x: TensorValue, shape: Sequence[Dim]) -> bool:
+    """Whether :func:`column_sums` takes ``x`` in a shape [outer, rows, columns], and there are rows enough."""
+    sizes = [static(d) or 0 for d in shape]
     return x.device.is_gpu() and x.dtype in _FLOATS and min(sizes) > 0 and sizes[1] > _EACH and sizes[2] > 1
 
 
