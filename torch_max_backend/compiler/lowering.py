@@ -226,6 +226,8 @@ class _Builder:
         value = value_of(node)
         if not _is_pointwise(node) or not isinstance(value, torch.Tensor) or not _is_on_gpu(value.device):
             return {}
+        if not is_own(node):
+            return {}  # a user's lowering gets the shapes that the node has
         if self.region.dims.names:
             return {}  # what is refused of symbolic sizes is looked for behind the operands
         found: dict[fx.Node, list[TensorValue]] = {}

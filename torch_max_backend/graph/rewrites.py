@@ -28,8 +28,11 @@ def drop_copies(gm: fx.GraphModule) -> None:
     """Read the original where a copy of it is read that differs in nothing: values of a functional graph never change.
 
     Dropout leaves one when it does not train, and MAX fuses nothing through it. Copies stay that the graph returns, or
-    of what may lie in an input's memory, which is written at the end.
+    of what may lie in an input's memory, which is written at the end, or that a user's lowering makes.
     """
+    lowering = aten_functions.get(aten.clone.default)
+    if lowering is not None and not lowering.is_own:
+        return
     inputs = {_storage(t) for n in gm.graph.find_nodes(op="placeholder") for t in tensors_of(n.meta.get("val"))}
     returned = set(gm.graph.output_node().all_input_nodes)
     for node in gm.graph.find_nodes(op="call_function", target=aten.clone.default):

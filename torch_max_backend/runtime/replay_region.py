@@ -8,7 +8,7 @@ import torch
 from max.driver import Buffer
 
 from torch_max_backend.runtime.exchange import end_capture, to_tensor
-from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec, execution_error
+from torch_max_backend.runtime.region_call import ALIGNMENT, Model, RegionCall, RegionSpec, execution_error
 
 
 def refusal(spec: RegionSpec) -> str:
@@ -71,8 +71,13 @@ class ReplayRegion(RegionCall):
         sizes: Sequence[int],
         scalars: Sequence[float],
     ) -> list[torch.Tensor]:
-        if not all(self._is_readable(self._physical(k, t)) for k, t in zip(self.static, static, strict=True)):
-            self.refusal = "a parameter is copied in every call, because of its place in memory"
+        for k, tensor in zip(self.static, static, strict=True):
+            if self._is_readable(self._physical(k, tensor)):
+                continue
+            self.refusal = (
+                f"its input {k}, a parameter of shape {tuple(tensor.shape)} and strides {tensor.stride()} that begins "
+                f"{tensor.data_ptr() % ALIGNMENT} bytes after a multiple of {ALIGNMENT}, is copied in every call"
+            )
             return super().__call__(static, dynamic, sizes, scalars)
         self._own = [self._place(k, t) for k, t in zip(self.dynamic, dynamic, strict=True)]
         placed = [t if own is None else own for t, own in zip(dynamic, self._own, strict=True)]
