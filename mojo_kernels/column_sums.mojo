@@ -12,9 +12,12 @@ comptime AT_ONCE = 8
 
 
 @extensibility.register("tmb_column_sums")
-struct ColumnSums[each: Int, width: Int]:
-    """`result` [outer, pieces, columns]: the sums of every `each` rows of `x` [outer, rows, columns], by a thread for
-    `width` columns. The last piece may have fewer rows. What is summed is computed as it is read, if it is elementwise.
+struct ColumnSums[each: Int, width: Int, is_batched: Bool]:
+    """`result` [outer, pieces, columns]: the sums of every `each` rows of `x`, by a thread for `width` columns.
+
+    `x` is [outer, rows, columns] if it is batched, and else of rank 2 to 5, its last dimension the columns, all others
+    the rows of the only matrix. The last piece may have fewer rows. What is summed is computed as it is read, if it is
+    elementwise, and in its own shape: behind a reshape it would be computed, and stored, before.
     """
 
     @staticmethod
@@ -22,10 +25,14 @@ struct ColumnSums[each: Int, width: Int]:
         target: StaticString
     ](
         result: OutputTensor[dtype=DType.float32, rank=3, ...],
-        x: _FusedInputTensor[rank=3, ...],
+        x: _FusedInputTensor,
         ctx: DeviceContext,
     ) raises:
-        var rows = x.dim_size(1)
+        comptime assert x.rank == 3 or not Self.is_batched, "a batch of matrices has three dimensions"
+        var rows = x.dim_size(x.rank - 2)
+        comptime if not Self.is_batched:
+            comptime for i in range(x.rank - 2):
+                rows *= x.dim_size(i)
         var pieces = result.dim_size(1)
         var columns = result.dim_size(2)
 
@@ -42,17 +49,43 @@ struct ColumnSums[each: Int, width: Int]:
             while row + AT_ONCE <= end:
                 var held = unsafe_stack_allocation[AT_ONCE, SIMD[x.dtype, lanes]]()
                 comptime for i in range(AT_ONCE):
-                    held[unsafe_offset=i] = x._lambda_load[width=lanes, element_alignment=alignment](
-                        Coord(outer, row + i, column)
-                    )
+                    held[unsafe_offset=i] = vector[lanes, alignment, Self.is_batched](x, outer, row + i, column)
                 comptime for i in range(AT_ONCE):
                     sums += held[unsafe_offset=i].cast[DType.float32]()
                 row += AT_ONCE
             while row < end:
-                var last = x._lambda_load[width=lanes, element_alignment=alignment](Coord(outer, row, column))
-                sums += last.cast[DType.float32]()
+                sums += vector[lanes, alignment, Self.is_batched](x, outer, row, column).cast[DType.float32]()
                 row += 1
             var place = (outer * pieces + piece) * columns + column
             result.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](sums)
 
         elementwise[simd_width=Self.width, target=target](add, result.shape_coord(), ctx)
+
+
+@always_inline
+def vector[
+    lanes: Int, alignment: Int, is_batched: Bool
+](x: _FusedInputTensor, outer: Int, row: Int, column: Int) -> SIMD[x.dtype, lanes]:
+    """Elements of a row of matrix `outer`, or of the only one."""
+    comptime if is_batched:
+        return x._lambda_load[width=lanes, element_alignment=alignment](Coord(outer, row, column))
+    elif x.rank == 2:
+        return x._lambda_load[width=lanes, element_alignment=alignment](Coord(row, column))
+    elif x.rank == 3:
+        var a = x.dim_size(1)
+        return x._lambda_load[width=lanes, element_alignment=alignment](Coord(row // a, row % a, column))
+    elif x.rank == 4:
+        var a = x.dim_size(1)
+        var b = x.dim_size(2)
+        var line = row // b
+        return x._lambda_load[width=lanes, element_alignment=alignment](Coord(line // a, line % a, row % b, column))
+    else:
+        comptime assert x.rank == 5, "tmb_column_sums takes up to 5 dimensions"
+        var a = x.dim_size(1)
+        var b = x.dim_size(2)
+        var c = x.dim_size(3)
+        var line = row // c
+        var plane = line // b
+        return x._lambda_load[width=lanes, element_alignment=alignment](
+            Coord(plane // a, plane % a, line % b, row % c, column)
+        )

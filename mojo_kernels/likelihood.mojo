@@ -15,6 +15,8 @@ def choose_log_probability[
     T: DType, R: DType, width: Int, lanes: Int, threads: Int
 ](
     result: MutPointer[Scalar[R], MutAnyOrigin],
+    largest: MutPointer[Scalar[R], MutAnyOrigin],
+    logarithm: MutPointer[Scalar[R], MutAnyOrigin],
     x: ImmPointer[Scalar[T], ImmutAnyOrigin],
     chosen: ImmPointer[Int64, ImmutAnyOrigin],
     rows: Int32,
@@ -33,17 +35,24 @@ def choose_log_probability[
         if place >= 0 and place < columns:
             logit = x[unsafe_offset=start + place].cast[DType.float32]()
         result[unsafe_offset=row] = (logit - all[0] - log(all[1])).cast[R]()
+        largest[unsafe_offset=row] = all[0].cast[R]()
+        logarithm[unsafe_offset=row] = log(all[1]).cast[R]()
 
 
 @extensibility.register("tmb_chosen_log_probability")
 struct ChosenLogProbability[width: Int, lanes: Int]:
-    """`log_softmax(x)[row, chosen[row]]` for each row of `x` [rows, classes], on a GPU."""
+    """`log_softmax(x)[row, chosen[row]]` for each row of `x` [rows, classes], on a GPU.
+
+    With it come the row's maximum, and the logarithm of the sum of the exponentials of what is less it.
+    """
 
     @staticmethod
     def execute[
         target: StaticString
     ](
         result: OutputTensor[rank=1, ...],
+        largest: OutputTensor[dtype=result.dtype, rank=1, ...],
+        logarithm: OutputTensor[dtype=result.dtype, rank=1, ...],
         x: InputTensor[rank=2, ...],
         chosen: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
@@ -59,6 +68,8 @@ struct ChosenLogProbability[width: Int, lanes: Int]:
         if are_aligned:
             ctx.enqueue_function[choose_log_probability[T, result.dtype, Self.width, Self.lanes, threads]](
                 result.unsafe_ptr(),
+                largest.unsafe_ptr(),
+                logarithm.unsafe_ptr(),
                 x.unsafe_ptr().as_imm(),
                 chosen.unsafe_ptr().as_imm(),
                 Int32(rows),
@@ -70,6 +81,8 @@ struct ChosenLogProbability[width: Int, lanes: Int]:
             comptime if Self.width > 1:
                 ctx.enqueue_function[choose_log_probability[T, result.dtype, 1, Self.lanes, threads]](
                     result.unsafe_ptr(),
+                    largest.unsafe_ptr(),
+                    logarithm.unsafe_ptr(),
                     x.unsafe_ptr().as_imm(),
                     chosen.unsafe_ptr().as_imm(),
                     Int32(rows),

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.graph.composites import stay_whole
@@ -66,7 +65,7 @@ def _trace(
     compiler = _compiler(options)
     common = {
         "decompositions": _Decompositions(),
-        "partition_fn": min_cut_rematerialization_partition,
+        "partition_fn": _cut,
         "keep_inference_input_mutations": True,
     }
     kept = warm_start(options, devices)
@@ -80,6 +79,12 @@ def _trace(
 
         return AheadOfTimeFunction.of(function)
     return function
+
+
+def _cut(*args: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    from torch_max_backend.graph.joint import partition
+
+    return partition(*args, **how)
 
 
 def _compiler(options: Options) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ import torch
 
 from tests.cases import ints, randn
 from tests.gpu.checks import Call, check_calls
+from tests.harness import STRICT
 
 pytestmark = pytest.mark.gpu
 
@@ -177,6 +178,33 @@ def test_likelihoods_of_special_logits() -> None:
         for k in (1, 40)
     ]
     check_calls(calls)
+
+
+def mean_loss(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(x.float() if x.dtype != torch.float64 else x, t, ignore_index=3)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("classes", [5, 1000, 50257])
+def test_gradient_of_a_likelihood(dtype: torch.dtype, classes: int) -> None:
+    """Loss and gradient of logits, which lie far from zero, beside eager's errors."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(33, classes, generator=generator) * 3 + 100).to("cuda", dtype)
+    target = torch.randint(0, classes, (33,), generator=generator).cuda()
+
+    def both(function: Callable[..., torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.clone().requires_grad_()
+        loss = function(x, target)
+        loss.backward()
+        assert x.grad is not None
+        return [loss.detach().double(), x.grad.double()]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(mean_loss, backend="max_backend", fullgraph=True, options=STRICT)
+    exact, eager, found = both(mean_loss, logits.double()), both(mean_loss, logits), both(compiled, logits)
+    for e, own, wanted, unit in zip(eager, found, exact, (F32, dtype), strict=True):
+        rounding = torch.finfo(unit).eps / 2 * wanted.abs().max()
+        assert (own - wanted).abs().max() <= 2 * (e - wanted).abs().max() + rounding
 
 
 def transposes(x: torch.Tensor) -> Any:

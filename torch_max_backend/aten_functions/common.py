@@ -52,6 +52,10 @@ def cast(x: TensorValue, dtype: DType) -> TensorValue:
         return permute(cast(moved[0], dtype), moved[1])
     if dtype == DType.bool:
         return ops.logical_not(ops.equal(x, constant(0, x.dtype, x.device)))  # not_equal is False for NaN
+    if not hasattr(x, "_unfinished"):
+        for source in reshapes_of(x)[:1]:  # with what it is computed from, or MAX stores it in its present dtype
+            if not is_stored(source):
+                return reshape(cast(source, dtype), x.shape)
     return ops.cast(x, dtype)
 
 
@@ -135,6 +139,9 @@ def reshape(x: TensorValue, shape: Shape) -> TensorValue:
         return x
     have, want = numel(x.shape), numel(target)
     if have == want:
+        for source in reshapes_of(x):
+            if same_shape(source.shape, target):
+                return source
         result = ops.reshape(x, target)
         result._reshaped_from = x
         if len(target) > 1 and same_shape(x.shape[-2:], target[-2:]):
@@ -162,6 +169,26 @@ def reshapes_of(x: TensorValue) -> list[TensorValue]:
             break
         found.append(source if hasattr(x, "_unfinished") or not hasattr(source, "_unfinished") else TensorValue(source))
     return found
+
+
+def converted_from(x: TensorValue) -> TensorValue | None:
+    """What ``x`` is the conversion of to its dtype, in the shape of ``x``; :func:`cast` may have made it."""
+    for value in (x, *reshapes_of(x)):
+        operation = value._mlir_value.owner
+        if type(operation).__name__ == "CastOp":
+            return reshape(TensorValue(operation.operands[0].value), x.shape)
+    return None
+
+
+def before_widening(x: TensorValue) -> TensorValue:
+    """What ``x`` was converted from, if that was a 16-bit float, for a kernel that computes in float32 anyway."""
+    source = converted_from(x) if x.dtype == DType.float32 else None
+    return x if source is None or source.dtype not in (DType.bfloat16, DType.float16) else source
+
+
+def is_stored(x: TensorValue) -> bool:
+    """Whether ``x`` lies in memory when it is read, so that a reshape of it costs nothing: an input, or a kernel's."""
+    return type(x._mlir_value.owner).__name__ in ("Block", "CustomOp")
 
 
 def broadcast_to(x: TensorValue, shape: Shape) -> TensorValue:

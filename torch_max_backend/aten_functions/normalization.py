@@ -107,14 +107,17 @@ def native_layer_norm_backward(
     rows = [numel(input.shape[:outer]), numel(input.shape[outer:])]
     grad, x = (cast(reshape(v, rows), dtype) for v in (grad_out, input))
     mean, rstd = (cast(reshape(v, [rows[0], 1]), dtype) for v in (mean, rstd))
-    normal = (x - mean) * rstd
     results: list[TensorValue | None] = [None, None, None]
+    # What is read twice MAX stores, in float32. So nothing is: x - mean, mean - x and x + (-mean) are the same numbers.
     if output_mask[0]:
-        scaled = grad if weight is None else grad * cast(reshape(weight, [rows[1]]), dtype)
-        along = mean_axes(scaled * normal, [1])
-        results[0] = (scaled - mean_axes(scaled, [1]) - normal * along) * rstd
+        scale = None if weight is None else cast(reshape(weight, [rows[1]]), dtype)
+        scaled, again, opposite = grad, grad, grad * (mean - x)
+        if scale is not None:
+            scaled, again, opposite = grad * scale, scale * grad, opposite * scale
+        along = mean_axes(opposite, [1]) * rstd * rstd
+        results[0] = (scaled - mean_axes(again, [1]) + (x - mean) * along) * rstd
     if output_mask[1]:
-        results[1] = sum_axes(grad * normal, [0])
+        results[1] = sum_axes(grad * ((x + -mean) * rstd), [0])
     if output_mask[2]:
         results[2] = sum_axes(grad, [0])
     return finish_all(results)
@@ -197,22 +200,39 @@ def native_group_norm_backward(
 
 
 # -- batch norm ------------------------------------------------------------------------------------------------------
-def _per_channel(v: TensorValue, x: TensorValue, dtype: DType) -> TensorValue:
-    """A vector over channels, shaped to broadcast over ``x`` ``[N, C, ...]``."""
-    return cast(reshape(v, [Dim(1), x.shape[1], *[Dim(1)] * (x.rank - 2)]), dtype)
+def _laid_out(x: TensorValue) -> tuple[TensorValue, int]:
+    """``x`` as it is computed with, in the order of memory, and the axis of its channels; a CPU takes rows."""
+    if not is_channels_last(x):
+        return x, 1
+    return (channels_last(x), x.rank - 1) if x.device.is_gpu() else (as_rows(x), 1)
+
+
+def _as_image(y: TensorValue, x: TensorValue) -> TensorValue:
+    """The inverse of :func:`_laid_out` of ``x``."""
+    return channels_first(y) if is_channels_last(x) and y.rank == x.rank else from_rows(y, x)
+
+
+def _per_channel(v: TensorValue, x: TensorValue, axis: int, dtype: DType) -> TensorValue:
+    """A vector over channels, shaped to broadcast over ``x``, whose channels are ``axis``."""
+    return cast(reshape(v, [d if i == axis else Dim(1) for i, d in enumerate(x.shape)]), dtype)
 
 
 def _apply_stats(
-    x: TensorValue, mean: TensorValue, rstd: TensorValue, weight: TensorValue | None, bias: TensorValue | None
+    x: TensorValue,
+    axis: int,
+    mean: TensorValue,
+    rstd: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
 ) -> TensorValue:
     """``(x - mean) * rstd * weight + bias`` as one multiply-add; ``mean`` and ``rstd`` are per-channel already."""
-    scale = rstd if weight is None else _per_channel(weight, x, rstd.dtype) * rstd
-    shift = -mean * scale if bias is None else _per_channel(bias, x, rstd.dtype) - mean * scale
+    scale = rstd if weight is None else _per_channel(weight, x, axis, rstd.dtype) * rstd
+    shift = -mean * scale if bias is None else _per_channel(bias, x, axis, rstd.dtype) - mean * scale
     return cast(x, rstd.dtype) * scale + shift
 
 
-def _other_axes(x: TensorValue) -> list[int]:
-    return [a for a in range(x.rank) if a != 1]
+def _other_axes(x: TensorValue, axis: int) -> list[int]:
+    return [a for a in range(x.rank) if a != axis]
 
 
 def _batch_norm(
@@ -226,13 +246,13 @@ def _batch_norm(
 ) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
     """The output, and mean, variance and 1 / sqrt(variance + eps) per channel (of the batch, or the running ones)."""
     dtype, image = accumulator(x.dtype), x
-    x = as_rows(x)
+    x, axis = _laid_out(x)
     if training or running_mean is None or running_var is None:
-        mean, variance = moments(x, _other_axes(x))
+        mean, variance = moments(x, _other_axes(x, axis))
     else:
-        mean, variance = (_per_channel(v, x, dtype) for v in (running_mean, running_var))
+        mean, variance = (_per_channel(v, x, axis, dtype) for v in (running_mean, running_var))
     rstd = _rstd(variance, eps)
-    return from_rows(_apply_stats(x, mean, rstd, weight, bias), image), mean, variance, rstd
+    return _as_image(_apply_stats(x, axis, mean, rstd, weight, bias), image), mean, variance, rstd
 
 
 def _saved(mean: TensorValue, rstd: TensorValue) -> list[TensorValue]:
@@ -305,11 +325,11 @@ def _moved_statistics(
     momentum: float,
 ) -> list[TensorValue]:
     """The running mean and variance, moved towards those of the batch."""
-    x = as_rows(x)
-    size = count(x, _other_axes(x), variance.dtype)
+    x, axis = _laid_out(x)
+    size = count(x, _other_axes(x, axis), variance.dtype)
     unbiased = variance * (size / (size - constant(1, size.dtype, size.device)))
     return [
-        _per_channel(old, x, new.dtype) * constant(1 - momentum, new.dtype, new.device)
+        _per_channel(old, x, axis, new.dtype) * constant(1 - momentum, new.dtype, new.device)
         + new * constant(momentum, new.dtype, new.device)
         for old, new in ((running_mean, mean), (running_var, unbiased))
     ]
@@ -369,29 +389,30 @@ def native_batch_norm_backward(
 ) -> tuple[TensorValue | None, ...]:
     dtype, image = accumulator(input.dtype), input
     if is_channels_last(input) or is_channels_last(grad_out):
-        image = channels_first(channels_last(input))
-        input, grad_out = (as_rows(channels_first(channels_last(v))) for v in (input, grad_out))
-    axes = _other_axes(input)
+        image, grad_out = (channels_first(channels_last(v)) for v in (input, grad_out))
+    (input, axis), (grad_out, _) = _laid_out(image), _laid_out(grad_out)
+    axes = _other_axes(input, axis)
     if train:
         assert save_mean is not None
         assert save_invstd is not None
-        mean, rstd = (_per_channel(v, input, dtype) for v in (save_mean, save_invstd))
+        mean, rstd = (_per_channel(v, input, axis, dtype) for v in (save_mean, save_invstd))
     else:
         assert running_mean is not None
         assert running_var is not None
-        mean = _per_channel(running_mean, input, dtype)
-        rstd = _rstd(_per_channel(running_var, input, dtype), eps)
-    grad, centred = cast(grad_out, dtype), cast(input, dtype) - mean
-    along, total = sum_axes(grad * centred, axes), sum_axes(grad, axes)
-    scale = rstd if weight is None else rstd * _per_channel(weight, input, dtype)
+        mean = _per_channel(running_mean, input, axis, dtype)
+        rstd = _rstd(_per_channel(running_var, input, axis, dtype), eps)
+    grad, x = cast(grad_out, dtype), cast(input, dtype)
+    # What is read twice MAX stores, in float32: x - mean and mean - x are one number but for the sign, which is exact.
+    along, total = sum_axes(grad * (x - mean), axes), sum_axes(grad, axes)
+    scale = rstd if weight is None else rstd * _per_channel(weight, input, axis, dtype)
     results: list[TensorValue | None] = [None, None, None]
     if output_mask[0] and train:
         size = count(input, axes, dtype)
-        results[0] = (grad - total / size - centred * (along * rstd * rstd / size)) * scale
+        results[0] = (grad - total / size + (mean - x) * (along * rstd * rstd / size)) * scale
     elif output_mask[0]:
         results[0] = grad * scale
     if results[0] is not None:
-        results[0] = from_rows(results[0], image)
+        results[0] = _as_image(results[0], image)
     if output_mask[1]:
         results[1] = along * rstd
     if output_mask[2]:

@@ -19,6 +19,7 @@ from torch_max_backend.aten_functions.along import largest, prod_along, smallest
 from torch_max_backend.aten_functions.common import (
     axes_of,
     axis_of,
+    before_widening,
     broadcast_to,
     cast,
     constant,
@@ -38,6 +39,9 @@ from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.rows import column_sums, row_sum, serves, serves_columns
 
 Reducer = Callable[[TensorValue, int], TensorValue]
+
+_MOST_DIMS = 5
+"""Of what ``column_sums`` takes as one matrix."""
 
 _MANY_ROWS = 256
 """With fewer rows, a block for each leaves parts of a GPU idle."""
@@ -74,6 +78,12 @@ def _neighbours(axes: Sequence[int]) -> list[list[int]]:
 
 def sum_axes(x: TensorValue, axes: Sequence[int]) -> TensorValue:
     """The sum over ``axes``, kept with size 1, in the accumulator of x's dtype."""
+    if is_channels_last(x):
+        order = last_order(x.rank)
+        return channels_first(sum_axes(channels_last(x), sorted(order.index(a) for a in axes)))
+    rows = numel(x.shape[:-1])
+    if 1 < x.rank <= _MOST_DIMS and list(axes) == list(range(x.rank - 1)) and serves_columns(x, [1, rows, x.shape[-1]]):
+        return reshape(column_sums(before_widening(x), is_batched=False), [*[1] * (x.rank - 1), x.shape[-1]])
     total = reduce_axes(x, axes, _sum_along)
     return cast(total, accumulator(x.dtype))
 
@@ -82,7 +92,7 @@ def _sum_along(x: TensorValue, axis: int) -> TensorValue:
     """The sum in the accumulator of x's dtype. On a GPU, MAX reads single elements unless the axis is the last one."""
     shape = [numel(x.shape[:axis]), x.shape[axis], numel(x.shape[axis + 1 :])]
     if serves_columns(x, shape):
-        total = column_sums(reshape(x, shape))
+        total = column_sums(before_widening(reshape(x, shape)), is_batched=True)
         return reshape(total, [Dim(1) if i == axis else d for i, d in enumerate(x.shape)])
     return sum_along(cast(x, accumulator(x.dtype)), axis)
 

@@ -5,6 +5,7 @@ A row belongs to some of a block's threads. How many, and how much of it each of
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,9 +105,23 @@ def row_norm(
     return Normed(y, total, mean, rstd)
 
 
-def chosen_log_probability(x: TensorValue, chosen: TensorValue) -> TensorValue:
-    """``log_softmax(x)[row, chosen[row]]`` for ``x`` [rows, classes] and ``chosen`` [rows], in float32."""
-    return mojo_op("tmb_chosen_log_probability", [x, chosen], [(DType.float32, x.shape[:1])], _reading(x))[0]
+@dataclass(frozen=True)
+class Chosen:
+    """Numbers a row of logits, all [rows] in float32.
+
+    ``log_probability`` is that of the chosen class, ``largest`` the row's maximum, and ``logarithm`` that of the sum of
+    the exponentials of what is less it.
+    """
+
+    log_probability: TensorValue
+    largest: TensorValue
+    logarithm: TensorValue
+
+
+def chosen_log_probability(x: TensorValue, chosen: TensorValue) -> Chosen:
+    """``log_softmax(x)[row, chosen[row]]`` for ``x`` [rows, classes] and ``chosen`` [rows], and what it is made of."""
+    numbers = [(DType.float32, x.shape[:1])] * 3
+    return Chosen(*mojo_op("tmb_chosen_log_probability", [x, chosen], numbers, _reading(x)))
 
 
 def row_sum(x: TensorValue) -> TensorValue:
@@ -114,25 +129,29 @@ def row_sum(x: TensorValue) -> TensorValue:
     return mojo_op("tmb_row_sum", [x], [(DType.float32, x.shape[:1])], _reading(x))[0]
 
 
-def column_sums(x: TensorValue) -> TensorValue:
-    """The sums over the rows of ``x`` [outer, rows, columns], of static sizes, as [outer, 1, columns] in float32.
+def column_sums(x: TensorValue, is_batched: bool) -> TensorValue:
+    """The sums over the rows of ``x``, of static sizes, as [outer, 1, columns] in float32.
 
-    A thread adds `_EACH` rows up, and what threads found is added up likewise, until there is one row.
+    ``x`` is [outer, rows, columns], or, as one matrix, [*rows, columns]. A thread adds `_EACH` rows up, and what
+    threads found is added up likewise, until there is one row.
     """
-    columns = int(x.shape[2])
+    sizes = [int(d) for d in x.shape]
+    outer, columns = sizes[0] if is_batched else 1, sizes[-1]
+    rows = sizes[1] if is_batched else math.prod(sizes[:-1])
     width = _COLUMNS_AT_ONCE
     while columns % width:
         width //= 2
     while True:
-        pieces = -(-int(x.shape[1]) // _EACH)
-        out = [(DType.float32, [x.shape[0], Dim(pieces), x.shape[2]])]
-        (x,) = mojo_op("tmb_column_sums", [x], out, {"each": _EACH, "width": width})
-        if pieces == 1:
+        rows = -(-rows // _EACH)
+        out = [(DType.float32, [Dim(outer), Dim(rows), Dim(columns)])]
+        (x,) = mojo_op("tmb_column_sums", [x], out, {"each": _EACH, "width": width, "is_batched": is_batched})
+        if rows == 1:
             return x
+        is_batched = True
 
 
 def serves_columns(x: TensorValue, shape: Sequence[Dim]) -> bool:
-    """Whether :func:`column_sums` takes ``x`` in a shape [outer, rows, columns], and there are rows enough."""
+    """Whether :func:`column_sums` takes ``x`` as [outer, rows, columns], and there are rows enough."""
     sizes = [static(d) or 0 for d in shape]
     return x.device.is_gpu() and x.dtype in _FLOATS and min(sizes) > 0 and sizes[1] > _EACH and sizes[2] > 1
 

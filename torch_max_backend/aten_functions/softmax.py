@@ -12,9 +12,11 @@ from max.graph import Dim, TensorValue, ops
 from torch_max_backend.aten_functions.along import largest, sum_along
 from torch_max_backend.aten_functions.common import (
     axis_of,
+    before_widening,
     broadcast_to,
     cast,
     constant,
+    converted_from,
     full,
     iota,
     numel,
@@ -26,7 +28,7 @@ from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.elementary import exp
 from torch_max_backend.aten_functions.reductions import at_least_1d, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.aten_functions.rows import chosen_log_probability, row_softmax, serves
+from torch_max_backend.aten_functions.rows import Chosen, chosen_log_probability, row_softmax, serves
 from torch_max_backend.errors import Unsupported
 
 
@@ -51,9 +53,8 @@ def _has_kernel(x: TensorValue, axis: int) -> bool:
 
 def _refuse_converted_integers(x: TensorValue) -> None:
     """Results for integers are compared to the bit, and the order of torch's float64 sum is its own."""
-    operation = x._mlir_value.owner
-    converted = x.dtype == DType.float64 and type(operation).__name__ == "CastOp"
-    if converted and not TensorValue(operation.operands[0].value).dtype.is_float():
+    source = converted_from(x) if x.dtype == DType.float64 else None
+    if source is not None and not source.dtype.is_float():
         raise Unsupported("a float64 softmax of integers, whose last bit torch rounds in its own way")
 
 
@@ -84,18 +85,9 @@ def _by_rows(x: TensorValue, dim: int, is_log: bool) -> TensorValue | None:
     """The result of the kernel of rows, where there is one."""
     if not x.rank or axis_of(dim, x.rank) != x.rank - 1:
         return None
-    narrow = _before_widening(x)
+    narrow = before_widening(x)
     rows = reshape(narrow, [numel(x.shape[:-1]), x.shape[-1]])
     return reshape(row_softmax(rows, out_dtype(), is_log), out_shape()) if serves(rows) else None
-
-
-def _before_widening(x: TensorValue) -> TensorValue:
-    """What ``x`` was converted from, if that was a 16-bit float: the kernel computes in float32 anyway."""
-    operation = x._mlir_value.owner
-    if x.dtype != DType.float32 or type(operation).__name__ != "CastOp":
-        return x
-    source = TensorValue(operation.operands[0].value)
-    return source if source.dtype in (DType.bfloat16, DType.float16) else x
 
 
 # _softmax(Tensor self, int dim, bool half_to_float) -> Tensor
@@ -172,28 +164,52 @@ def _checked_target(target: TensorValue, ignored: TensorValue, classes: Dim) -> 
 def nll_loss_forward(
     self: TensorValue, target: TensorValue, weight: TensorValue | None, reduction: int, ignore_index: int
 ) -> tuple[TensorValue | None, ...]:
-    def chosen(index: TensorValue) -> TensorValue:
-        row, column = (iota(size, DType.int64, self.device) for size in (outer, inner))
-        width, plane = (tensor(size, DType.int64, self.device) for size in (inner, classes * inner))
-        at = reshape(row * plane, [outer, 1]) + index * width + column
-        return cast(ops.gather(reshape(self, [outer * classes * inner]), at, axis=0), accumulator(self.dtype))
-
     axis = _class_axis(self.rank)
-    classes, inner = self.shape[axis], numel(self.shape[axis + 1 :])
-    outer = numel(self.shape[:axis])
-    return _losses(chosen, [outer, inner], classes, target, weight, reduction, ignore_index)
+    classes, shape = self.shape[axis], [numel(self.shape[:axis]), numel(self.shape[axis + 1 :])]
+    return _losses(
+        lambda index: _chosen(self, shape, classes, index), shape, classes, target, weight, reduction, ignore_index
+    )
+
+
+def _chosen(x: TensorValue, shape: list[Dim], classes: Dim, index: TensorValue) -> TensorValue:
+    """The elements of the classes ``index``, which is of ``shape`` [outer, inner], among those of ``x``."""
+    outer, inner = shape
+    row, column = (iota(size, DType.int64, x.device) for size in (outer, inner))
+    width, plane = (tensor(size, DType.int64, x.device) for size in (inner, classes * inner))
+    at = reshape(row * plane, [outer, 1]) + reshape(index, shape) * width + column
+    return cast(ops.gather(reshape(x, [outer * classes * inner]), at, axis=0), accumulator(x.dtype))
+
+
+def choose(x: TensorValue, target: TensorValue, ignore_index: int) -> Chosen:
+    """The log-probability of the target in each row of ``x`` [rows, classes], on a GPU; of class 0 where ignored."""
+    rows, classes = x.shape
+    ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
+    return chosen_log_probability(x, reshape(_checked_target(target, ignored, classes), [rows]))
+
+
+def choose_with(
+    x: TensorValue, largest: TensorValue, logarithm: TensorValue, target: TensorValue, ignore_index: int
+) -> Chosen:
+    """:func:`choose`, where a row's maximum and logarithm are known."""
+    rows, classes = x.shape
+    ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
+    numbers = [reshape(v, [rows]) for v in (largest, logarithm)]
+    logit = _chosen(x, [rows, Dim(1)], classes, _checked_target(target, ignored, classes))
+    return Chosen(reshape(logit, [rows]) - numbers[0] - numbers[1], *numbers)
 
 
 def nll_loss_of_logits(
-    x: TensorValue, target: TensorValue, weight: TensorValue | None, reduction: int, ignore_index: int
+    chosen: Chosen,
+    shape: list[Dim],
+    target: TensorValue,
+    weight: TensorValue | None,
+    reduction: int,
+    ignore_index: int,
 ) -> tuple[TensorValue | None, ...]:
-    """:func:`nll_loss_forward` of the log-softmax of ``x`` [rows, classes], on a GPU."""
-
-    def chosen(index: TensorValue) -> TensorValue:
-        return reshape(chosen_log_probability(x, reshape(index, [rows])), [rows, 1])
-
-    rows, classes = x.shape
-    return _losses(chosen, [rows, Dim(1)], classes, target, weight, reduction, ignore_index)
+    """:func:`nll_loss_forward` of the log-softmax of logits of ``shape`` [rows, classes], from what is chosen."""
+    rows, classes = shape
+    log_probability = reshape(chosen.log_probability, [rows, 1])
+    return _losses(lambda index: log_probability, [rows, Dim(1)], classes, target, weight, reduction, ignore_index)
 
 
 def _losses(

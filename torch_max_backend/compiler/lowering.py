@@ -21,7 +21,6 @@ from torch_max_backend.aten_functions.common import (
     permute,
     rebind,
     reshape,
-    reshapes_of,
 )
 from torch_max_backend.aten_functions.context import CodeSettings, NodeContext, Promise, lowering_node
 from torch_max_backend.aten_functions.convolution import Epilogue, Norm, finished_convolution
@@ -31,6 +30,7 @@ from torch_max_backend.aten_functions.layout import channels_first, channels_las
 from torch_max_backend.aten_functions.registry import aten, aten_functions
 from torch_max_backend.aten_functions.transposes import written_transpose
 from torch_max_backend.compiler.constants import fold_constant_ops
+from torch_max_backend.compiler.elements import common_shape, is_elementwise
 from torch_max_backend.compiler.fusion import Chain, convolution_chains, is_own, tensor_of
 from torch_max_backend.compiler.row_lowering import RowLowering
 from torch_max_backend.compiler.transposes import PERMUTES, order_of_permute, stored, written_reads
@@ -212,85 +212,81 @@ class _Builder:
         self.reads_written = self.transposed_reads.get(node, set())
         if self._keeps_channels_last(node):
             return self._call_channels_last(node, lowering.function)
-        sources = self._sources(node)
-        if sources:
-            return self._call_on_sources(node, lowering.function, sources)
+        flat = self._common_shape(node)
+        if flat is not None:
+            return self._call_in_shape(node, lowering.function, *flat)
         return lowering.function(*self._arguments(node), **map_nodes(dict(node.kwargs), self._argument))
 
-    def _sources(self, node: fx.Node) -> dict[fx.Node, TensorValue]:
-        """For a node on a GPU that looks at each element by itself: what its operands are reshapes of, if all are.
+    def _common_shape(self, node: fx.Node) -> tuple[list[Dim], dict[fx.Node, TensorValue]] | None:
+        """For a node on a GPU that looks at each element by itself: a better shape to compute in, if there is one."""
+        if not self._may_change_shape(node):
+            return None
+        given = {n: self.env.get(n) for n in node.all_input_nodes}
+        tensors = {n: v for n, v in given.items() if isinstance(v, TensorValue)}
+        if len(tensors) < len(given):
+            return None
+        return common_shape({n: v for n, v in tensors.items() if v.rank}, self._shape_of(node))
 
-        MAX moves a reshape behind casts and functions of one operand, but not behind those of two. So what is computed
-        of a reshape would become several kernels, with their float32 results stored in between.
-        """
+    def _may_change_shape(self, node: fx.Node) -> bool:
+        """Not so a user's lowering, and not with symbolic sizes: what is refused of them lies behind the operands."""
         value = value_of(node)
-        if not _is_pointwise(node) or not isinstance(value, torch.Tensor) or not _is_on_gpu(value.device):
-            return {}
-        if not is_own(node):
-            return {}  # a user's lowering gets the shapes that the node has
-        if self.region.dims.names:
-            return {}  # what is refused of symbolic sizes is looked for behind the operands
-        found: dict[fx.Node, list[TensorValue]] = {}
-        for operand in node.all_input_nodes:
-            given = self.env.get(operand)
-            if not isinstance(given, TensorValue):
-                return {}
-            if given.rank:
-                found[operand] = reshapes_of(given) if sizes_of(value_of(operand)) == sizes_of(value) else []
-        shapes = [[tuple(v.shape) for v in values] for values in found.values()]
-        common = [s for s in shapes[0] if all(s in others for others in shapes)] if shapes else []
-        if not common:
-            return {}
-        return {n: next(v for v in values if tuple(v.shape) == common[-1]) for n, values in found.items()}
+        if not is_elementwise(node) or not isinstance(value, torch.Tensor) or not _is_on_gpu(value.device):
+            return False
+        return is_own(node) and not self.region.dims.names
 
-    def _call_on_sources(
-        self, node: fx.Node, function: Callable[..., Any], sources: dict[fx.Node, TensorValue]
+    def _call_in_shape(
+        self, node: fx.Node, function: Callable[..., Any], shape: list[Dim], operands: dict[fx.Node, TensorValue]
     ) -> TensorValue:
-        """Call a lowering with other shapes than the node has, and reshape its result."""
+        """Call a lowering with another shape than the node has, and reshape its result."""
 
         def argument(operand: fx.Node) -> Any:
-            return sources.get(operand, self._argument(operand))
+            return operands.get(operand, self._argument(operand))
 
         (promised,) = self._promises(node)
         assert promised is not None
-        flat = replace(promised, shape=tuple(next(iter(sources.values())).shape), order=None)
+        flat = replace(promised, shape=tuple(shape), order=None)
         context = NodeContext(str(node.target), (flat,), self.region.used_outputs[node], self.settings)
         with lowering_node(context):
             result = function(*map_nodes(node.args, argument), **map_nodes(dict(node.kwargs), argument))
         problem = broken_promise(result, flat)
         if problem:
-            raise ValueError(f"on what its operands are reshapes of, its result {problem}")
+            raise ValueError(f"in another shape, its result {problem}")
         return reshape(result, promised.shape)
 
     def _keeps_channels_last(self, node: fx.Node) -> bool:
         """Whether the node looks at each element by itself, and at an image that has its channels last in memory."""
         value = value_of(node)
-        if not _is_pointwise(node) or not isinstance(value, torch.Tensor):
+        if not is_elementwise(node) or not isinstance(value, torch.Tensor):
             return False
         operands = {n: v for n in node.all_input_nodes for v in _values_in(self.env.get(n)) if v.rank}
         whole = [v for n, v in operands.items() if sizes_of(value_of(n)) == sizes_of(value)]
         return all(v.rank == value.dim() for v in operands.values()) and any(is_channels_last(v) for v in whole)
 
     def _call_channels_last(self, node: fx.Node, function: Callable[..., Any]) -> TensorValue:
-        """Call a lowering with images ``[N, *S, C]``, and tell it that its result is one."""
+        """Call a lowering with images ``[N, *S, C]``, or their rows, and tell it that its result is one."""
 
         def turned(operand: Any) -> Any:
             return channels_last(operand) if isinstance(operand, TensorValue) and operand.rank else operand
 
-        positional, named = pytree.tree_map(
-            turned, (self._arguments(node), map_nodes(dict(node.kwargs), self._argument))
-        )
         (promised,) = self._promises(node)
         assert promised is not None
-        shape = tuple(promised.shape[d] for d in last_order(len(promised.shape)))
+        images = {n: pytree.tree_map(turned, self._argument(n)) for n in node.all_input_nodes}
+        image = shape = tuple(promised.shape[d] for d in last_order(len(promised.shape)))
+        if self._may_change_shape(node):
+            flat = common_shape({n: v for n, v in images.items() if v.rank}, list(image))
+            if flat is not None:
+                shape = tuple(flat[0])
+                images |= flat[1]
         promised = replace(promised, shape=shape)
         context = NodeContext(str(node.target), (promised,), self.region.used_outputs[node], self.settings)
         with lowering_node(context):
-            result = function(*positional, **named)
+            result = function(
+                *map_nodes(node.args, images.__getitem__), **map_nodes(dict(node.kwargs), images.__getitem__)
+            )
         problem = broken_promise(result, promised)
         if problem:
             raise ValueError(f"with channels last, its result {problem}")
-        return channels_first(result)
+        return channels_first(reshape(result, image))
 
     def _written(self, node: fx.Node) -> Any:
         """The value of a node, a transpose as it is best read by a kernel of its own."""
@@ -369,10 +365,6 @@ class _Builder:
 
 
 CUTS = frozenset({"split", "split_with_sizes", "unsafe_split", "unbind", "select", "slice"})
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _may_be_replaced(node: fx.Node) -> bool:

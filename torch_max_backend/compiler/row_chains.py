@@ -50,12 +50,17 @@ class AddedNorm:
 class Likelihood:
     """``nll_loss_forward(log_softmax(x))`` of a matrix, nothing else reading the log-probabilities.
 
-    ``source`` has the elements of the matrix, perhaps in another shape and in a shorter dtype.
+    ``source`` has the elements of the matrix, perhaps in another shape and in a shorter dtype. ``largest`` and
+    ``logarithm`` are the nodes that compute a row's maximum, and the logarithm of the sum of the exponentials of what
+    is less it, where the graph has them. On a GPU a kernel computes all, without ``inside``.
     """
 
     inside: tuple[fx.Node, ...]
     last: fx.Node
     source: fx.Node
+    largest: fx.Node | None
+    logarithm: fx.Node | None
+    has_kernel: bool
 
 
 class _Reader:
@@ -219,7 +224,7 @@ def _is_product(node: fx.Node) -> bool:
 
 # -- likelihoods -----------------------------------------------------------------------------------------------------
 def likelihoods(region: Region, on_gpu: OnGpu) -> list[Likelihood]:
-    """All losses whose log-probabilities nobody else reads."""
+    """All losses whose log-probabilities nobody else reads: on a CPU those where a row's two numbers are known."""
     reader = _Reader(region, on_gpu)
     found = []
     for node in region.nodes:
@@ -227,16 +232,52 @@ def likelihoods(region: Region, on_gpu: OnGpu) -> list[Likelihood]:
         if loss is None or loss.target is not aten.nll_loss_forward.default or loss.args[0] is not node:
             continue
         x, dim = node.args[0], node.args[1]
-        if tensor_of(x).dim() != 2 or dim % 2 != 1 or not reader.serves(x):
+        if tensor_of(x).dim() != 2 or dim % 2 != 1:
             continue
-        inside, source = [node], x
-        while source in reader.order and reader.only_user(source) is not None:
-            before = _narrow(source)
-            if source.target in (aten.view.default, aten._unsafe_view.default):
-                before = source.args[0]
-            if before is source:
-                break
-            inside.append(source)
-            source = before
-        found.append(Likelihood(tuple(inside), loss, source))
+        largest, *between, logarithm = _numbers(reader, x, loss) or (None, None)
+        if reader.serves(x):
+            before, source = _made_of(reader, x, {node, largest, *between[:1]})
+            found.append(Likelihood((node, *between, *before), loss, source, largest, logarithm, has_kernel=True))
+        elif logarithm is not None and reader.order[logarithm] < reader.order[loss]:
+            found.append(Likelihood((node,), loss, x, largest, logarithm, has_kernel=False))
     return found
+
+
+def _made_of(reader: _Reader, x: fx.Node, readers: set[fx.Node | None]) -> tuple[list[fx.Node], fx.Node]:
+    """The nodes that make ``x`` of a shorter dtype or another shape, for nobody but ``readers``, and of what."""
+    inside, source = [], x
+    while source in reader.order and source not in reader.outside and set(source.users) <= readers and is_own(source):
+        before = _narrow(source)
+        if source.target in (aten.view.default, aten._unsafe_view.default):
+            before = source.args[0]
+        if before is source:
+            break
+        inside.append(source)
+        source, readers = before, {source}
+    return inside, source
+
+
+def _numbers(reader: _Reader, x: fx.Node, loss: fx.Node) -> tuple[fx.Node, ...] | None:
+    """The nodes from the maximum of the rows of ``x`` to the logarithm of the sum of their exponentials.
+
+    None of them comes before an argument of the loss.
+    """
+    ready = max((reader.order.get(n, -1) for n in loss.all_input_nodes[1:]), default=-1)
+    for largest in x.users:
+        if largest.target is not aten.amax.default or largest.args != (x, [1], True) or largest not in reader.order:
+            continue
+        for distance in largest.users:
+            nodes, last = [largest, distance], distance
+            is_distance = last.target is aten.sub.Tensor and last.args == (x, largest) and not last.kwargs
+            for op, rest in _TO_LOGARITHM if is_distance else ():
+                following = reader.only_user(last)
+                if following is None or following.target is not op or following.args != (last, *rest):
+                    break
+                last = following
+                nodes.append(last)
+            if len(nodes) == 2 + len(_TO_LOGARITHM) and all(is_own(n) and reader.order[n] > ready for n in nodes):
+                return tuple(nodes)
+    return None
+
+
+_TO_LOGARITHM = ((aten.exp.default, ()), (aten.sum.dim_IntList, ([1], True)), (aten.log.default, ()))

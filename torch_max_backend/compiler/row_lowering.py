@@ -11,8 +11,12 @@ from torch import fx
 from torch_max_backend.aten_functions.common import numel, reshape
 from torch_max_backend.aten_functions.normalization import default_eps, finish_all
 from torch_max_backend.aten_functions.registry import aten
-from torch_max_backend.aten_functions.rows import Normed, row_norm
-from torch_max_backend.aten_functions.softmax import nll_loss_of_logits
+from torch_max_backend.aten_functions.rows import Chosen, Normed, row_norm
+from torch_max_backend.aten_functions.softmax import (
+    choose,
+    choose_with,
+    nll_loss_of_logits,
+)
 from torch_max_backend.compiler.row_chains import (
     AddedNorm,
     Likelihood,
@@ -44,14 +48,18 @@ class RowLowering:
         self.norms: dict[fx.Node, NormChain] = {c.last: c for c in norms}
         self.sums: dict[fx.Node, AddedNorm] = {a.add: a for a in added_norms(region, norms, on_gpu, products_add)}
         self.after_sums = {a.norm for a in self.sums.values()}
-        self.losses: dict[fx.Node, Likelihood] = {c.last: c for c in likelihoods(region, on_gpu)}
-        chained = [c.inside for c in norms] + [c.inside for c in self.losses.values()]
+        losses = likelihoods(region, on_gpu)
+        self.losses: dict[fx.Node, Likelihood] = {c.last: c for c in losses}
+        self.losses |= {n: c for c in losses if c.has_kernel for n in (c.largest, c.logarithm) if n is not None}
+        chained = [c.inside for c in norms] + [c.inside for c in losses]
         self.inside = {node for nodes in chained for node in nodes}
         self.ready: dict[fx.Node, Normed] = {}
+        self.chosen: dict[fx.Node, Chosen] = {}
+        self.served = (self.norms, self.sums, self.after_sums, self.losses)
 
     def serves(self, node: fx.Node) -> bool:
         """Whether :meth:`call` lowers this node."""
-        return node in self.norms or node in self.sums or node in self.after_sums or node in self.losses
+        return any(node in nodes for nodes in self.served)
 
     def call(self, node: fx.Node) -> Any:
         """The node's value, or values."""
@@ -61,9 +69,7 @@ class RowLowering:
             self.ready[found.norm] = normed = self._normed(found.norm, x, addend)
             return reshape(normed.total, self.argument(node.args[0]).shape)
         if node in self.losses:
-            loss = self.losses[node]
-            x = reshape(self.argument(loss.source), self.shape_of(node.args[0]))
-            return nll_loss_of_logits(x, *(self._value(a) for a in node.args[1:]))
+            return self._of_likelihood(node, self.losses[node])
         if node in self.norms:
             source = self.norms[node].source
             normed = self.ready.get(node) or self._normed(node, self._rows(source), None)
@@ -71,6 +77,27 @@ class RowLowering:
         normed = self.ready[node]
         is_centred = node.target is aten.native_layer_norm.default
         return finish_all([normed.y, normed.mean, normed.rstd] if is_centred else [normed.y, normed.rstd])
+
+    def _of_likelihood(self, node: fx.Node, loss: Likelihood) -> Any:
+        """The loss, a row's maximum or its logarithm: the first of them that is asked for has all computed."""
+        target, weight, reduction, ignore_index = (self._value(a) for a in loss.last.args[1:])
+        shape = self.shape_of(loss.last.args[0])
+        if loss.last not in self.chosen:
+            x = reshape(self.argument(loss.source), shape)
+            if loss.has_kernel:
+                chosen = choose(x, target, ignore_index)
+            else:
+                assert loss.largest is not None and loss.logarithm is not None, (
+                    "a loss without a kernel is made of both"
+                )
+                chosen = choose_with(
+                    x, self.argument(loss.largest), self.argument(loss.logarithm), target, ignore_index
+                )
+            self.chosen[loss.last] = chosen
+        chosen = self.chosen[loss.last]
+        if node is loss.last:
+            return nll_loss_of_logits(chosen, shape, target, weight, reduction, ignore_index)
+        return reshape(chosen.largest if node is loss.largest else chosen.logarithm, self.shape_of(node))
 
     def _normed(self, norm: fx.Node, x: TensorValue, addend: TensorValue | None) -> Normed:
         chain = self.norms.get(norm)

@@ -28,7 +28,10 @@ BOOLEAN_HIDDEN = -65504.0
 
 @dataclass(frozen=True)
 class Places:
-    """Where an attention op has what: positions of the mask and of ``is_causal`` among its arguments."""
+    """Where an attention op has what: positions of the mask and of ``is_causal`` among its arguments.
+
+    ``defaults`` are those of the arguments from the mask to ``is_causal``, as far as they have any.
+    """
 
     mask: int
     is_causal: int
@@ -41,13 +44,19 @@ ATTENTION = {
     aten._scaled_dot_product_efficient_attention.default: _FUSED,
     aten._scaled_dot_product_cudnn_attention.default: _FUSED,
 }
-"""Attention on a GPU that takes a mask. ``defaults`` are those of the arguments from the mask to ``is_causal``."""
+"""Attention on a GPU that takes a mask."""
+
+BACKWARD = {
+    aten._scaled_dot_product_efficient_attention_backward.default: Places(4, 11, (False,)),
+    aten._scaled_dot_product_cudnn_attention_backward.default: Places(8, 14, ()),
+}
+"""Their gradients, which take it too."""
 
 
 def simplify_masks(gm: fx.GraphModule) -> None:
     """Replace constant masks that hide nothing by none, and triangles by ``is_causal``.
 
-    Attention whose logarithms are read is left alone: what reads them is torch's own backward, which has the mask too.
+    The gradients change along with the attention. Where a graph lacks either of them, both are left alone.
     """
     nodes = [n for n in gm.graph.nodes if n.target in ATTENTION and _has_simple_mask(n)]
     if not nodes:
@@ -63,23 +72,47 @@ def simplify_masks(gm: fx.GraphModule) -> None:
                 with _disable_current_modes():
                     known[mask] = kind_of(value)
             if known[mask]:
-                args = [*node.args, *places.defaults[len(node.args) - places.mask :]]
-                args[places.mask], args[places.is_causal] = None, known[mask] == "triangle"
-                node.args = tuple(args)
+                for each in (node, *_gradients(node)):
+                    _tell(each, known[mask] == "triangle")
     gm.graph.eliminate_dead_code(lambda n: n not in constants)
 
 
+def _tell(node: fx.Node, is_causal: bool) -> None:
+    """Hand over no mask, but ``is_causal``."""
+    places = (ATTENTION | BACKWARD)[node.target]
+    given = places.is_causal + 1 - len(places.defaults)
+    args = [*node.args, *places.defaults[len(node.args) - given :]]
+    args[places.mask], args[places.is_causal] = None, is_causal
+    node.args = tuple(args)
+
+
 def _has_simple_mask(node: fx.Node) -> bool:
-    places = ATTENTION[node.target]
-    several = isinstance(value_of(node), list | tuple)
-    reads_more = several and any(u.users and (not is_getitem(u) or u.args[1] != 0) for u in node.users)
-    named = {"attn_mask", "attn_bias", "is_causal"} & node.kwargs.keys()
-    if reads_more or named or len(node.args) <= places.mask:
+    """Whether the mask of this attention may go, which its gradients, all that reads its further results, have too."""
+    mask = _mask(node, ATTENTION[node.target])
+    if mask is None or not _first(node).is_cuda or symbols_of(value_of(mask)):
         return False
-    mask, is_causal = node.args[places.mask], node.args[places.is_causal : places.is_causal + 1]
-    if not isinstance(mask, fx.Node) or True in is_causal or not _first(node).is_cuda:
-        return False
-    return isinstance(value_of(mask), torch.Tensor) and not symbols_of(value_of(mask))
+    return all(n.target in BACKWARD and _mask(n, BACKWARD[n.target]) is mask for n in _readers_of_more(node))
+
+
+def _mask(node: fx.Node, places: Places) -> fx.Node | None:
+    """The mask, if there is one, and nothing but it hides anything."""
+    is_named = {"attn_mask", "attn_bias", "is_causal"} & node.kwargs.keys()
+    if is_named or len(node.args) <= places.mask or True in node.args[places.is_causal : places.is_causal + 1]:
+        return None
+    mask = node.args[places.mask]
+    return mask if isinstance(mask, fx.Node) and isinstance(value_of(mask), torch.Tensor) else None
+
+
+def _readers_of_more(node: fx.Node) -> list[fx.Node]:
+    """What reads anything of attention but its first result."""
+    if not isinstance(value_of(node), list | tuple):
+        return []
+    further = [u for u in node.users if not is_getitem(u) or u.args[1] != 0]
+    return [reader for u in further for reader in (u.users if is_getitem(u) else [u])]
+
+
+def _gradients(node: fx.Node) -> list[fx.Node]:
+    return list(dict.fromkeys(_readers_of_more(node)))
 
 
 def _first(node: fx.Node) -> torch.Tensor:

@@ -65,11 +65,11 @@ def split_dropout(gm: fx.GraphModule) -> None:
         if not drawn or like.device.type != "cpu" or order is None or _has_symbols(like):
             continue
         with gm.graph.inserting_before(node):
-            mask = _call(gm, aten.bernoulli.p, (_empty(gm, like.permute(order), node), 1.0 - p), node)
+            mask = call_node(gm, aten.bernoulli.p, (_empty(gm, like.permute(order), node), 1.0 - p), node)
             if order != tuple(range(len(order))):
-                mask = _call(gm, aten.permute.default, (mask, [order.index(d) for d in range(len(order))]), node)
-            kept = _call(gm, aten.mul.Tensor, (x, mask), node)
-            scaled = _call(gm, aten.mul.Tensor, (kept, 1.0 / (1.0 - p)), node)
+                mask = call_node(gm, aten.permute.default, (mask, [order.index(d) for d in range(len(order))]), node)
+            kept = call_node(gm, aten.mul.Tensor, (x, mask), node)
+            scaled = call_node(gm, aten.mul.Tensor, (kept, 1.0 / (1.0 - p)), node)
         for user in list(node.users):  # nothing but getitem
             user.replace_all_uses_with((scaled, mask)[user.args[1]])
             gm.graph.erase_node(user)
@@ -107,10 +107,10 @@ _SHAPE_ONLY = {
 def _empty(gm: fx.GraphModule, like: torch.Tensor, origin: fx.Node) -> fx.Node:
     """An uninitialised tensor with the sizes, strides and dtype of ``like``."""
     size, stride = list(like.shape), list(like.stride())
-    return _call(gm, aten.empty_strided.default, (size, stride), origin, dtype=like.dtype, device=like.device)
+    return call_node(gm, aten.empty_strided.default, (size, stride), origin, dtype=like.dtype, device=like.device)
 
 
-def _call(gm: fx.GraphModule, op: Any, args: tuple[Any, ...], origin: fx.Node, **kwargs: Any) -> fx.Node:
+def call_node(gm: fx.GraphModule, op: Any, args: tuple[Any, ...], origin: fx.Node, **kwargs: Any) -> fx.Node:
     """A new node. Its value is a new fake tensor: values that share memory count as views of each other."""
     node = gm.graph.call_function(op, args, kwargs)
     values = [value_of(a) if isinstance(a, fx.Node) else a for a in args]

@@ -1,0 +1,143 @@
+"""What the forward saves for the backward. Graphs are traced and cut, and nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_max_backend.compiler.machine import Machine
+from torch_max_backend.graph.joint import drop_aliases, name_transposes, partition, save_no_probabilities
+from torch_max_backend.graph.masks import simplify_masks
+
+aten = torch.ops.aten
+F = torch.nn.functional
+
+
+def saved(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """What the forward of a function with one result gives the backward."""
+    found = []
+
+    def forward(gm: fx.GraphModule, _: list[Any]) -> fx.GraphModule:
+        found.extend(n.meta["val"] for n in gm.graph.output_node().args[0][1:])
+        return gm
+
+    backend = aot_autograd(fw_compiler=forward, bw_compiler=lambda gm, _: gm, partition_fn=partition)
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend, fullgraph=True)(*inputs).sum().backward()
+    return found
+
+
+def test_a_written_out_gelu_saves_its_input_alone() -> None:
+    def gelu(x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3.0))))
+
+    (only,) = saved(gelu, torch.randn(8, 8, requires_grad=True))
+    assert only.shape == (8, 8)
+
+
+def test_heads_are_saved_once() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(4, 2, 8).transpose(0, 1)
+        return heads.exp() @ heads.exp().transpose(1, 2)
+
+    x = torch.randn(4, 16, requires_grad=True)
+    assert sum(t.numel() for t in saved(twice, x)) == x.numel()
+
+
+@pytest.fixture
+def elsewhere() -> Any:
+    with Machine.parse("cuda:sm_90a").pretended():
+        yield
+
+
+def joint_loss(x: torch.Tensor, t: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    logarithms = aten._log_softmax(x, 1, False)
+    loss, total = aten.nll_loss_forward(logarithms, t, None, 1, -100)
+    gradient = aten.nll_loss_backward(g, logarithms, t, None, 1, -100, total)
+    return loss, aten._log_softmax_backward_data(gradient, aten.detach(logarithms), 1, x.dtype)
+
+
+def test_no_probabilities_are_saved(elsewhere: None) -> None:
+    gm = make_fx(joint_loss)(
+        torch.empty(6, 9, device="cuda"),
+        torch.empty(6, dtype=torch.int64, device="cuda"),
+        torch.empty((), device="cuda"),
+    )
+    drop_aliases(gm)
+    save_no_probabilities(gm)
+    gm.recompile()
+    (node,) = gm.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
+    assert [user.target for user in node.users] == [aten.nll_loss_forward.default]
+    for made in gm.graph.nodes:
+        if "device" in made.kwargs:
+            made.kwargs = {**made.kwargs, "device": torch.device("cpu")}
+    gm.recompile()
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(6, 9, generator=generator) + 50, torch.arange(6), torch.tensor(2.0)
+        torch.testing.assert_close(gm(*inputs), joint_loss(*inputs))
+
+
+@pytest.mark.parametrize("reads", ["a rounded result", "a second reader"])
+def test_probabilities_that_are_read_stay(elsewhere: None, reads: str) -> None:
+    def joint(x: torch.Tensor, t: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = joint_loss(x, t, g)
+        return results if reads == "a rounded result" else (*results, aten._log_softmax(x, 1, False) + 1)
+
+    dtype = torch.bfloat16 if reads == "a rounded result" else torch.float32
+    x, g = (torch.empty(s, device="cuda", dtype=dtype) for s in ((6, 9), ()))
+    gm = make_fx(joint)(x, torch.empty(6, dtype=torch.int64, device="cuda"), g)
+    if reads == "a second reader":  # of one node, as AOTAutograd's common subexpressions are
+        first, second = gm.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
+        second.replace_all_uses_with(first)
+        gm.graph.erase_node(second)
+    drop_aliases(gm)
+    before = str(gm.graph)
+    save_no_probabilities(gm)
+    assert str(gm.graph) == before
+
+
+@pytest.mark.parametrize("op", ["efficient", "cudnn"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_triangle_goes_from_attention_and_its_gradient(elsewhere: None, op: str, shared: bool) -> None:
+    def joint(q: torch.Tensor, grad: torch.Tensor) -> Any:
+        positions = torch.arange(8, device="cuda")
+        mask = torch.where(positions[None] <= positions[:, None], 0.0, -torch.inf).to(q.dtype).expand(2, 4, 8, 8)
+        other = mask if shared else mask + 0
+        if op == "efficient":
+            out, log, *seeds = aten._scaled_dot_product_efficient_attention(q, q, q, mask, True)
+            needed = [True, True, True, False]
+            return aten._scaled_dot_product_efficient_attention_backward(
+                grad, q, q, q, other, out, log, *seeds, 0.0, needed
+            )[:3]
+        out, log, _, _, _, _, *seeds, _ = aten._scaled_dot_product_cudnn_attention(q, q, q, mask, True)
+        return aten._scaled_dot_product_cudnn_attention_backward(
+            grad, q, q, q, out, log, *seeds, other, None, None, 8, 8, 0.0, False
+        )
+
+    gm = make_fx(joint)(*[torch.empty(2, 4, 8, 16, device="cuda", dtype=torch.bfloat16) for _ in range(2)])
+    simplify_masks(gm)
+    forward = getattr(aten, f"_scaled_dot_product_{op}_attention").default
+    backward = getattr(aten, f"_scaled_dot_product_{op}_attention_backward").default
+    (attention,), (gradient,) = (gm.graph.find_nodes(op="call_function", target=t) for t in (forward, backward))
+    mask, causal = {"efficient": (4, 11), "cudnn": (8, 14)}[op]
+    if shared:
+        assert (attention.args[3], attention.args[6]) == (None, True)
+        assert (gradient.args[mask], gradient.args[causal]) == (None, True)
+    else:
+        assert attention.args[3] is not None and gradient.args[mask] is not None
+
+
+def test_transposes_become_views_that_min_cut_knows() -> None:
+    gm = make_fx(lambda x: (x.transpose(-1, 0).transpose(1, 2),))(torch.randn(2, 3, 4))
+    name_transposes(gm)
+    gm.recompile()
+    x = torch.randn(2, 3, 4)
+    assert not gm.graph.find_nodes(op="call_function", target=aten.transpose.int)
+    assert torch.equal(gm(x)[0], x.transpose(-1, 0).transpose(1, 2))
