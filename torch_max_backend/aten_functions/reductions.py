@@ -82,7 +82,11 @@ def sum_axes(x: TensorValue, axes: Sequence[int]) -> TensorValue:
         order = last_order(x.rank)
         return channels_first(sum_axes(channels_last(x), sorted(order.index(a) for a in axes)))
     rows = numel(x.shape[:-1])
-    if 1 < x.rank <= _MOST_DIMS and list(axes) == list(range(x.rank - 1)) and serves_columns(x, [1, rows, x.shape[-1]]):
+    if (
+        1 < x.rank <= _MOST_DIMS
+        and list(axes) == list(range(x.rank - 1))
+        and serves_columns(x, [Dim(1), rows, x.shape[-1]])
+    ):
         return reshape(column_sums(before_widening(x), is_batched=False), [*[1] * (x.rank - 1), x.shape[-1]])
     total = reduce_axes(x, axes, _sum_along)
     return cast(total, accumulator(x.dtype))
