@@ -72,8 +72,7 @@ def test_no_probabilities_are_saved(elsewhere: None) -> None:
     drop_aliases(gm)
     save_no_probabilities(gm)
     gm.recompile()
-    (node,) = gm.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
-    assert [user.target for user in node.users] == [aten.nll_loss_forward.default]
+    assert not gm.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
     for made in gm.graph.nodes:
         if "device" in made.kwargs:
             made.kwargs = {**made.kwargs, "device": torch.device("cpu")}

@@ -71,6 +71,12 @@ class Product:
 
     def compute(self, pieces: int = 1) -> TensorValue:
         """The products ``[max(A, B), M, N]``, or ``[pieces, M, N / pieces]`` of one whose columns are cut evenly."""
+        wide = self._aligned() if pieces == 1 else self
+        if wide is not self:
+            y = wide.compute()
+            y = reshape(y, y.shape[1:])
+            y = y if wide.rows == self.rows else y[: int(self.rows)]
+            return reshape(y, [1, *y.shape]) if wide.columns == self.columns else self._without_padding(y)
         count = Dim(pieces) if pieces > 1 else (self.b if self.a.shape[0] == 1 else self.a).shape[0]
         columns = self.columns // pieces if pieces > 1 else self.columns
         parameters = {
@@ -85,7 +91,20 @@ class Product:
         width = (columns + (STEP - 1)) // STEP * STEP if parameters["pads"] else columns
         out = [(self.result, [count, self.rows, width])]
         (y,) = mojo_op("tmb_library_product", [self.a, self.b, bias], out, parameters)
-        return self._without_padding(y) if parameters["pads"] else y
+        return self._without_padding(reshape(y, y.shape[1:])) if parameters["pads"] else y
+
+    def _aligned(self) -> Product:
+        """The product with zeros behind rows that do not begin at multiples of 16 bytes; it may be larger."""
+        a, b = self.a, self.b
+        if self.bias is not None or not (_is_odd(a) or _is_odd(b)):
+            return self
+        if (_is_odd(a) and not self.a_is_transposed) or (_is_odd(b) and self.b_is_transposed):
+            a, b = _padded(a, 1 if self.a_is_transposed else 2), _padded(b, 2 if self.b_is_transposed else 1)
+        if self.a_is_transposed and _is_odd(a):
+            a = _padded(a, 2)
+        if not self.b_is_transposed and _is_odd(b):
+            b = _padded(b, 2)
+        return replace(self, a=a, b=b)
 
     @property
     def is_odd(self) -> bool:
@@ -98,7 +117,7 @@ class Product:
     def _without_padding(self, y: TensorValue) -> TensorValue:
         columns = int(self.columns)
         out = [(self.result, [self.rows * columns])]
-        (flat,) = mojo_op("tmb_without_padding", [reshape(y, y.shape[1:])], out, {"columns": columns})
+        (flat,) = mojo_op("tmb_without_padding", [y], out, {"columns": columns})
         return reshape(flat, [1, self.rows, columns])
 
 
@@ -127,6 +146,21 @@ def library_product(
     if a.rank == 2:
         mark_unfinished(y, UnfinishedProduct(product, (Dim(1), shape[0]), (shape[1],)))
     return reshape(y, shape)
+
+
+def _is_odd(x: TensorValue) -> bool:
+    """Whether the rows of ``x`` [1, rows, columns] begin where the library reads slowly, and are worth a copy."""
+    count, rows, columns = (static(d) for d in x.shape)
+    if x.dtype not in HALVES or count != 1 or rows is None or columns is None:
+        return False
+    return columns % STEP > 0 and columns >= WIDE and rows >= HIGH
+
+
+def _padded(x: TensorValue, axis: int) -> TensorValue:
+    """``x`` with zeros behind it along ``axis``, up to a multiple of what 16 bytes hold."""
+    missing = -int(x.shape[axis]) % STEP
+    zeros = full(0, [Dim(missing) if i == axis else d for i, d in enumerate(x.shape)], x.dtype, x.device)
+    return ops.concat([x, zeros], axis=axis) if missing else x
 
 
 def _rows_of(x: TensorValue) -> TensorValue:

@@ -227,20 +227,54 @@ def likelihoods(region: Region, on_gpu: OnGpu) -> list[Likelihood]:
     """All losses whose log-probabilities nobody else reads: on a CPU those where a row's two numbers are known."""
     reader = _Reader(region, on_gpu)
     found = []
-    for node in region.nodes:
-        loss = reader.only_user(node) if node.target is aten._log_softmax.default and is_own(node) else None
-        if loss is None or loss.target is not aten.nll_loss_forward.default or loss.args[0] is not node:
+    for loss in region.nodes:
+        node = loss.args[0] if loss.target is aten.nll_loss_forward.default and is_own(loss) else None
+        if node is None or node not in reader.order or reader.only_user(node) is not loss or not is_own(node):
             continue
-        x, dim = node.args[0], node.args[1]
-        if tensor_of(x).dim() != 2 or dim % 2 != 1:
+        written = _written_out(reader, node, loss)
+        if written is not None:
+            x, largest, *between, logarithm = written
+        elif node.target is aten._log_softmax.default and tensor_of(node).dim() == 2 and node.args[1] % 2 == 1:
+            x, largest, between, logarithm = node.args[0], None, [], None
+        else:
             continue
-        largest, *between, logarithm = _numbers(reader, x, loss) or (None, None)
         if reader.serves(x):
             before, source = _made_of(reader, x, {node, largest, *between[:1]})
             found.append(Likelihood((node, *between, *before), loss, source, largest, logarithm, has_kernel=True))
-        elif logarithm is not None and reader.order[logarithm] < reader.order[loss]:
+        elif logarithm is not None:
             found.append(Likelihood((node,), loss, x, largest, logarithm, has_kernel=False))
     return found
+
+
+def _written_out(reader: _Reader, node: fx.Node, loss: fx.Node) -> tuple[fx.Node, ...] | None:
+    """``x``, and the nodes that a log-softmax of its rows is made of, if ``node`` is one that is written out.
+
+    They go from the maximum to the logarithm of the sum of the exponentials, and come behind the loss's arguments.
+    """
+    distance, logarithm = _operands(node, aten.sub.Tensor, 2)
+    x, largest = _operands(distance, aten.sub.Tensor, 2)
+    (total,) = _operands(logarithm, aten.log.default, 1)
+    (exponential,) = _operands(total, aten.sum.dim_IntList, 1, [1], True)
+    (shifted,) = _operands(exponential, aten.exp.default, 1)
+    (source,) = _operands(largest, aten.amax.default, 1, [1], True)
+    if shifted is None or shifted is not distance or source is not x:
+        return None
+    chain = (largest, distance, exponential, total, logarithm)
+    readers = {distance: {exponential, node}, exponential: {total}, total: {logarithm}}
+    if any(n in reader.outside or set(n.users) != expected for n, expected in readers.items()):
+        return None
+    ready = max((reader.order.get(n, -1) for n in loss.all_input_nodes[1:]), default=-1)
+    return (x, *chain) if all(is_own(n) and reader.order.get(n, -1) > ready for n in chain) else None
+
+
+def _operands(node: Any, op: Any, count: int, *rest: Any) -> tuple[Any, ...]:
+    """The tensors that ``node`` applies ``op`` to, if it does, with these further arguments; else as many ``None``."""
+    if not isinstance(node, fx.Node) or node.target is not op or node.kwargs:
+        return (None,) * count
+    tensors, further = node.args[:count], tuple(node.args[count:])
+    if len(tensors) == count and further == rest and all(isinstance(t, fx.Node) for t in tensors):
+        return tensors
+    return (None,) * count
 
 
 def _made_of(reader: _Reader, x: fx.Node, readers: set[fx.Node | None]) -> tuple[list[fx.Node], fx.Node]:
@@ -255,29 +289,3 @@ def _made_of(reader: _Reader, x: fx.Node, readers: set[fx.Node | None]) -> tuple
         inside.append(source)
         source, readers = before, {source}
     return inside, source
-
-
-def _numbers(reader: _Reader, x: fx.Node, loss: fx.Node) -> tuple[fx.Node, ...] | None:
-    """The nodes from the maximum of the rows of ``x`` to the logarithm of the sum of their exponentials.
-
-    None of them comes before an argument of the loss.
-    """
-    ready = max((reader.order.get(n, -1) for n in loss.all_input_nodes[1:]), default=-1)
-    for largest in x.users:
-        if largest.target is not aten.amax.default or largest.args != (x, [1], True) or largest not in reader.order:
-            continue
-        for distance in largest.users:
-            nodes, last = [largest, distance], distance
-            is_distance = last.target is aten.sub.Tensor and last.args == (x, largest) and not last.kwargs
-            for op, rest in _TO_LOGARITHM if is_distance else ():
-                following = reader.only_user(last)
-                if following is None or following.target is not op or following.args != (last, *rest):
-                    break
-                last = following
-                nodes.append(last)
-            if len(nodes) == 2 + len(_TO_LOGARITHM) and all(is_own(n) and reader.order[n] > ready for n in nodes):
-                return tuple(nodes)
-    return None
-
-
-_TO_LOGARITHM = ((aten.exp.default, ()), (aten.sum.dim_IntList, ([1], True)), (aten.log.default, ()))

@@ -54,8 +54,9 @@ def name_transposes(gm: fx.GraphModule) -> None:
 def save_no_probabilities(gm: fx.GraphModule) -> None:
     """Give the backward of a cross-entropy the logits and two numbers a row, and not the log-probabilities.
 
-    The forward then needs none either: a row's maximum and sum give that of its class. The backward is written out in
-    ops that min-cut knows: where the class is the target less the probability, times the gradient of the row's loss.
+    All is written out in ops that min-cut knows: the log-probabilities, of which the forward then needs one a row
+    (`compiler/row_chains.py`), and the gradient, which is where the class is the target less the probability, times the
+    gradient of the row's loss.
     Left alone are weighted losses, and log-probabilities that are rounded, or that anything but the loss reads.
     """
     for node in gm.graph.find_nodes(op="call_function", target=aten._log_softmax.default):
@@ -70,14 +71,20 @@ def save_no_probabilities(gm: fx.GraphModule) -> None:
             continue
         with gm.graph.inserting_before(loss):
             largest = call_node(gm, aten.amax.default, (x, [1], True), node)
-            exponentials = call_node(gm, aten.exp.default, (_difference(gm, x, largest, node),), node)
+            distance = call_node(gm, aten.sub.Tensor, (x, largest), node)
+            exponentials = call_node(gm, aten.exp.default, (distance,), node)
             total = call_node(gm, aten.sum.dim_IntList, (exponentials, [1], True), node)
             logarithm = call_node(gm, aten.log.default, (total,), node)
-        with gm.graph.inserting_before(last):
-            logarithms = _difference(gm, _difference(gm, x, largest, node), logarithm, node)
-            last.replace_all_uses_with(_gradient_of_logits(gm, first, logarithms))
-        gm.graph.erase_node(last)
-        gm.graph.erase_node(first)
+            logarithms = call_node(gm, aten.sub.Tensor, (distance, logarithm), node)
+        with gm.graph.inserting_before(last):  # x + (-max): min-cut would save a difference that both halves read
+            opposite = call_node(gm, aten.neg.default, (largest,), node)
+            distance = call_node(gm, aten.add.Tensor, (x, opposite), node)
+            again = call_node(gm, aten.sub.Tensor, (distance, logarithm), node)
+            last.replace_all_uses_with(_gradient_of_logits(gm, first, again))
+        for done in (last, first):
+            gm.graph.erase_node(done)
+        node.replace_all_uses_with(logarithms)
+        gm.graph.erase_node(node)
 
 
 _LIKELIHOOD = (aten.nll_loss_forward.default, aten.nll_loss_backward.default, aten._log_softmax_backward_data.default)
@@ -101,10 +108,6 @@ def _gradient_of_logits(gm: fx.GraphModule, loss: fx.Node, logarithms: fx.Node) 
     classes = call(aten.arange.default, value.shape[1], dtype=torch.int64, device=value.device)
     at_target = call(aten.where.self, call(aten.eq.Tensor, classes, target), of_row, zero)
     return call(aten.sub.Tensor, at_target, call(aten.mul.Tensor, call(aten.exp.default, logarithms), of_row))
-
-
-def _difference(gm: fx.GraphModule, a: fx.Node, b: fx.Node, origin: fx.Node) -> fx.Node:
-    return call_node(gm, aten.sub.Tensor, (a, b), origin)
 
 
 def _value(node: fx.Node) -> torch.Tensor:
