@@ -174,11 +174,15 @@ def test_scales_that_fused_kernels_get_wrong(scale: float) -> None:
     assert "tmb_library_attention" not in lowered_attention(scale=scale)
 
 
-def lowered(function: Callable[..., object], *shapes: tuple[int, ...], gpu: str = "cuda") -> str:
+def lowered(
+    function: Callable[..., object], *shapes: tuple[int, ...], gpu: str = "cuda", channels_last: bool = False
+) -> str:
     """The MAX graph of the one region that a function of bfloat16 tensors becomes."""
 
     def run(device: str) -> None:
         inputs = [torch.empty(s, device=device, dtype=torch.bfloat16) for s in shapes]
+        if channels_last:
+            inputs = [x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs]
         torch.compile(function, backend="max_backend", dynamic=False, options={"fallback": "error"})(*inputs)
 
     with torch.no_grad():
@@ -314,3 +318,44 @@ def test_positions_that_are_repeated_fold() -> None:
     gm = traced(masked, (2, SIZE, SIZE))
     fold_constants(gm)
     assert [n.target for n in gm.graph.nodes if n.op == "call_function"] == [aten.masked_fill.Scalar]
+
+
+def shapes_of(graph: str, op: str) -> set[str]:
+    """The shapes of the results of an op, as the graph's text has them."""
+    return {m[1] for m in re.finditer(rf"= {re.escape(op)}\(.*-> !mo\.tensor<(\[[\d, ]*\])", graph)}
+
+
+def test_elementwise_ops_stay_in_the_shape_they_were_given() -> None:
+    """Between the views of a model, conversions and functions of a row's numbers among them."""
+
+    def chain(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        image = (x * y).view(4, 16, 32)
+        return ((image.float() * w + r).to(torch.bfloat16) * y.view(4, 16, 32)).view(64, 32) + x
+
+    graph = lowered(chain, (64, 32), (64, 32), (32,), (4, 16, 1))
+    assert shapes_of(graph, "rmo.mul") | shapes_of(graph, "rmo.add") == {"[64, 32]"}
+
+
+def test_images_are_not_made_rows() -> None:
+    """MAX would move the reshape behind functions of one operand, and store what they give."""
+
+    def gradient(g: torch.Tensor, x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        g = aten.threshold_backward(g, x, 0)
+        return aten.native_batch_norm_backward(g, x, v, None, None, v, v, True, 1e-5, [True] * 3)
+
+    graph = lowered(gradient, (2, 16, 8, 8), (2, 16, 8, 8), (16,), channels_last=True)
+    assert shapes_of(graph, "rmo.select") >= {"[2, 8, 8, 16]"}
+    assert not any(s.startswith("[128,") for op in ("rmo.select", "rmo.sub", "rmo.mul") for s in shapes_of(graph, op))
+
+
+@pytest.mark.parametrize("odd", ["K", "M and K", "N"])
+def test_odd_rows_are_padded(odd: str) -> None:
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a.t() @ b.t() if odd == "M and K" else a @ b
+
+    shapes = {"K": ((64, 257), (257, 256)), "M and K": ((257, 1027), (256, 257)), "N": ((64, 256), (256, 257))}
+    graph = lowered(product, *shapes[odd])
+    padded = {"K": {"[1, 64, 264]", "[1, 264, 256]"}, "N": {"[1, 256, 264]"}}
+    padded["M and K"] = {"[1, 264, 1027]", "[1, 264, 1032]", "[1, 256, 264]"}
+    assert shapes_of(graph, "rmo.concat") == padded[odd]
+    assert "rmo.concat" not in lowered(product, *[tuple(8 * (s // 8) for s in shape) for shape in shapes[odd]])

@@ -188,6 +188,16 @@ def test_forms(names: list[str], dtype: str) -> None:
     check_calls([call for name in names for call in _calls(name, FORMS[name], dtype, FEW)])
 
 
+ODD = [(130, 257, 1027), (259, 320, 1030), (1030, 1027, 259)]
+"""Sizes at which rows of either operand are padded."""
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_rows_that_begin_between_16_bytes(dtype: str) -> None:
+    forms = PLAIN | {name: FORMS[name] for name in ("mm, [K, M]", "mm, [K, M] and [N, K]", "linear")}
+    check_calls([call for name, form in forms.items() for call in _calls(name, form, dtype, ODD)])
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_huge_product(name: str) -> None:
     """The head of a language model, for all tokens of a batch: rows of odd width, 400 million of them checked."""
