@@ -4,6 +4,7 @@ import extensibility
 from extensibility import OutputTensor, _FusedInputTensor
 from max.algorithm.functional import elementwise
 from max.gpu.host import DeviceContext
+from std.bit import log2_floor
 from std.memory import unsafe_stack_allocation
 from std.utils.coord import Coord
 
@@ -50,8 +51,13 @@ struct ColumnSums[each: Int, width: Int, is_batched: Bool]:
                 var held = unsafe_stack_allocation[AT_ONCE, SIMD[x.dtype, lanes]]()
                 comptime for i in range(AT_ONCE):
                     held[unsafe_offset=i] = vector[lanes, alignment, Self.is_batched](x, outer, row + i, column)
+                var some = unsafe_stack_allocation[AT_ONCE, V]()
                 comptime for i in range(AT_ONCE):
-                    sums += held[unsafe_offset=i].cast[DType.float32]()
+                    some[unsafe_offset=i] = held[unsafe_offset=i].cast[DType.float32]()
+                comptime for level in range(log2_floor(AT_ONCE)):  # in pairs: fewer roundings follow each other
+                    comptime for i in range(0, AT_ONCE, 2 << level):
+                        some[unsafe_offset=i] += some[unsafe_offset=i + (1 << level)]
+                sums += some[unsafe_offset=0]
                 row += AT_ONCE
             while row < end:
                 sums += vector[lanes, alignment, Self.is_batched](x, outer, row, column).cast[DType.float32]()

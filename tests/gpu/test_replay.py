@@ -172,20 +172,19 @@ def test_memory_is_given_back_when_the_function_dies() -> None:
         for _ in range(4):
             played(x)
 
-    use()
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    held = []
-    for _ in range(3):
-        use()
-        torch._dynamo.reset()
-        gc.collect()
+    def free_after(uses: int) -> int:
+        for _ in range(uses):
+            use()
+            torch._dynamo.reset()
+            gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        held.append(torch.cuda.mem_get_info()[0])
-    assert held[0] - held[-1] < 64 << 20
+        return torch.cuda.mem_get_info()[0]
+
+    free_after(1)
+    # Other processes may use the device: what this one leaks, it leaks every time.
+    lost = [free_after(1) - free_after(2) for _ in range(4)]
+    assert min(lost) < 64 << 20, lost
 
 
 def test_decoding_with_a_static_cache() -> None:
