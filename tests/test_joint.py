@@ -56,18 +56,25 @@ def elsewhere() -> Any:
         yield
 
 
-def joint_loss(x: torch.Tensor, t: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def joint_loss(x: torch.Tensor, t: torch.Tensor, g: torch.Tensor, reduction: int = 1) -> tuple[torch.Tensor, ...]:
     logarithms = aten._log_softmax(x, 1, False)
-    loss, total = aten.nll_loss_forward(logarithms, t, None, 1, -100)
-    gradient = aten.nll_loss_backward(g, logarithms, t, None, 1, -100, total)
+    loss, total = aten.nll_loss_forward(logarithms, t, None, reduction, 2)
+    gradient = aten.nll_loss_backward(g, logarithms, t, None, reduction, 2, total)
     return loss, aten._log_softmax_backward_data(gradient, aten.detach(logarithms), 1, x.dtype)
 
 
-def test_no_probabilities_are_saved(elsewhere: None) -> None:
-    gm = make_fx(joint_loss)(
+@pytest.mark.parametrize("reduction", [0, 1, 2], ids=["none", "mean", "sum"])
+def test_no_probabilities_are_saved(elsewhere: None, reduction: int) -> None:
+    """One of the targets is ignored."""
+
+    def joint(x: torch.Tensor, t: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return joint_loss(x, t, g, reduction)
+
+    gradient_of = (6,) if reduction == 0 else ()
+    gm = make_fx(joint)(
         torch.empty(6, 9, device="cuda"),
         torch.empty(6, dtype=torch.int64, device="cuda"),
-        torch.empty((), device="cuda"),
+        torch.empty(gradient_of, device="cuda"),
     )
     drop_aliases(gm)
     save_no_probabilities(gm)
@@ -79,8 +86,8 @@ def test_no_probabilities_are_saved(elsewhere: None) -> None:
     gm.recompile()
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         generator = torch.Generator().manual_seed(0)
-        inputs = torch.randn(6, 9, generator=generator) + 50, torch.arange(6), torch.tensor(2.0)
-        torch.testing.assert_close(gm(*inputs), joint_loss(*inputs))
+        inputs = torch.randn(6, 9, generator=generator) + 50, torch.arange(6), torch.full(gradient_of, 2.0)
+        torch.testing.assert_close(gm(*inputs), joint(*inputs))
 
 
 @pytest.mark.parametrize("reads", ["a rounded result", "a second reader"])

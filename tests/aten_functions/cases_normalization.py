@@ -226,10 +226,11 @@ def norms_of_rows(x, r, w):
 
 def loss_and_gradient(x, t, ignored=1):
     """What a cross-entropy's backward is cut into: the forward gives two numbers a row, and no log-probabilities."""
-    loss, total = aten.nll_loss_forward(aten._log_softmax(x, 1, False), t, None, 1, ignored)
     largest = aten.amax(x, [1], True)
-    logarithm = aten.log(aten.sum(aten.exp(aten.sub(x, largest)), [1], True))
-    y = aten.sub(aten.sub(x, largest), logarithm)
+    distance = aten.sub(x, largest)
+    logarithm = aten.log(aten.sum(aten.exp(distance), [1], True))
+    loss, total = aten.nll_loss_forward(aten.sub(distance, logarithm), t, None, 1, ignored)
+    y = aten.sub(aten.add(x, aten.neg(largest)), logarithm)
     gradients = [
         aten._log_softmax_backward_data(aten.nll_loss_backward(g, y, t, None, how, ignored, total), y, 1, x.dtype)
         for g, how in ((loss, 1), (loss, 2), (x[:, 0], 0))
