@@ -1,15 +1,28 @@
 """Sums over the rows of matrices in float32, for GPUs: MAX's read one element of a row at a time."""
 
 import extensibility
-from extensibility import OutputTensor, _FusedInputTensor
+from extensibility import InputTensor, OutputTensor, _FusedInputTensor
 from max.algorithm.functional import elementwise
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.host import DeviceContext
+from max.gpu.memory import AddressSpace
+from max.gpu.sync import barrier
 from std.bit import log2_floor
+from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
 from std.utils.coord import Coord
+from std.utils.static_tuple import StaticTuple
+
+from .rows import Results, Values
 
 comptime AT_ONCE = 8
 """Rows that a thread reads before it needs the first of them."""
+comptime TOGETHER = 64
+"""Rows whose sum is added to the others' as one: so few roundings follow each other."""
+comptime COLUMNS = 8
+"""Columns of a block that adds up pieces."""
+comptime THREADS = 1024
+"""Its threads: each has every so manieth piece of one column."""
 
 
 @extensibility.register("tmb_column_sums")
@@ -47,6 +60,8 @@ struct ColumnSums[each: Int, width: Int, is_batched: Bool]:
             var row = piece * Self.each
             var end = min(row + Self.each, rows)
             var sums = V(0)
+            var total = V(0)
+            var until = row + TOGETHER
             while row + AT_ONCE <= end:
                 var held = unsafe_stack_allocation[AT_ONCE, SIMD[x.dtype, lanes]]()
                 comptime for i in range(AT_ONCE):
@@ -59,13 +74,78 @@ struct ColumnSums[each: Int, width: Int, is_batched: Bool]:
                         some[unsafe_offset=i] += some[unsafe_offset=i + (1 << level)]
                 sums += some[unsafe_offset=0]
                 row += AT_ONCE
+                if row == until:
+                    total += sums
+                    sums = V(0)
+                    until = row + TOGETHER
             while row < end:
                 sums += vector[lanes, alignment, Self.is_batched](x, outer, row, column).cast[DType.float32]()
                 row += 1
             var place = (outer * pieces + piece) * columns + column
-            result.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](sums)
+            result.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](total + sums)
 
         elementwise[simd_width=Self.width, target=target](add, result.shape_coord(), ctx)
+
+
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
+def add_pieces(
+    result: Results[DType.float32], x: Values[DType.float32], pieces_: Int32, columns_: Int32
+):
+    """The sums of `COLUMNS` columns a block, of the matrix that `block_idx.y` numbers."""
+    comptime lines = THREADS // COLUMNS
+    var shared = unsafe_stack_allocation[THREADS, Float32, address_space=AddressSpace.SHARED]()
+    var pieces, columns = Int(pieces_), Int(columns_)
+    var thread = Int(thread_idx.x)
+    var line = thread // COLUMNS
+    var column = Int(block_idx.x) * COLUMNS + thread % COLUMNS
+    var sums = Float32(0)
+    if column < columns:
+        var source = x.unsafe_offset(Int(block_idx.y) * pieces * columns + column)
+        for group in range(line, pieces, AT_ONCE * lines):
+            var some = unsafe_stack_allocation[AT_ONCE, Float32]()
+            comptime for i in range(AT_ONCE):
+                some[unsafe_offset=i] = source[unsafe_offset=min(group + i * lines, pieces - 1) * columns]
+            comptime for i in range(AT_ONCE):
+                if group + i * lines >= pieces:
+                    some[unsafe_offset=i] = 0
+            comptime for level in range(log2_floor(AT_ONCE)):
+                comptime for i in range(0, AT_ONCE, 2 << level):
+                    some[unsafe_offset=i] += some[unsafe_offset=i + (1 << level)]
+            sums += some[unsafe_offset=0]
+    shared[unsafe_offset=thread] = sums
+    comptime for level in range(log2_floor(lines)):
+        comptime half = lines >> (level + 1)
+        barrier()
+        if line < half:
+            shared[unsafe_offset=thread] += shared[unsafe_offset=thread + half * COLUMNS]
+    if line == 0 and column < columns:
+        result[unsafe_offset=Int(block_idx.y) * columns + column] = shared[unsafe_offset=thread]
+
+
+@extensibility.register("tmb_piece_sums")
+struct PieceSums:
+    """`result` [outer, 1, columns]: the sums over the pieces of `x` [outer, pieces, columns]."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[dtype=DType.float32, rank=3, ...],
+        x: InputTensor[dtype=DType.float32, rank=3, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target != "cpu", "tmb_piece_sums runs on GPUs"
+        var outer, columns = x.dim_size(0), x.dim_size(2)
+        if outer == 0 or columns == 0:
+            return
+        ctx.enqueue_function[add_pieces](
+            result.unsafe_ptr(),
+            x.unsafe_ptr().as_imm(),
+            Int32(x.dim_size(1)),
+            Int32(columns),
+            grid_dim=(ceildiv(columns, COLUMNS), outer),
+            block_dim=THREADS,
+        )
 
 
 @always_inline

@@ -38,10 +38,10 @@ struct Norm(TrivialRegisterPassable):
 
 @always_inline
 def normalized[
-    T: DType, W: DType, S: DType, width: Int, norm: Norm
+    T: DType, Y: DType, W: DType, S: DType, width: Int, norm: Norm
 ](
     x: SIMD[T, width], mean: Float32, rstd: Float32, weight: SIMD[W, width], bias: SIMD[S, width]
-) -> SIMD[T, width]:
+) -> SIMD[Y, width]:
     """Part of a row, normalized, scaled and shifted."""
     var y = (x.cast[DType.float32]() - mean) * rstd
     comptime if norm.is_rounded:
@@ -50,7 +50,7 @@ def normalized[
         y *= weight.cast[DType.float32]()
     comptime if norm.is_shifted:
         y += bias.cast[DType.float32]()
-    return y.cast[T]()
+    return y.cast[Y]()
 
 
 @always_inline
@@ -61,9 +61,18 @@ def part[T: DType, width: Int, is_there: Bool](values: Values[T], column: Int) -
     return SIMD[T, width](0)
 
 
+@always_inline
+def added[T: DType](x: SIMD[_, _], addend: SIMD[_, x.length]) -> SIMD[T, x.length]:
+    """A sum of float32, rounded."""
+    return (x.cast[DType.float32]() + addend.cast[DType.float32]()).cast[T]()
+
+
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
 def norm_in_registers[
     T: DType,
+    X: DType,
+    A: DType,
+    Y: DType,
     W: DType,
     S: DType,
     M: DType,
@@ -74,12 +83,12 @@ def norm_in_registers[
     columns: Int,
     threads: Int,
 ](
-    y: Results[T],
+    y: Results[Y],
     total: Results[T],
     mean_: Results[M],
     rstd_: Results[M],
-    x: Values[T],
-    addend: Values[T],
+    x: Values[X],
+    addend: Values[A],
     weight: Values[W],
     bias: Values[S],
     rows: Int32,
@@ -93,19 +102,20 @@ def norm_in_registers[
     var first = Mine.first()
     var start = min(row, Int(rows) - 1) * columns
     var held = unsafe_stack_allocation[vectors, SIMD[T, width]]()
-    comptime for i in range(vectors):
-        held[unsafe_offset=i] = x.unsafe_load[width=width, alignment=aligned](start + Mine.place[i](first))
     comptime if norm.is_added:
-        var others = unsafe_stack_allocation[vectors, SIMD[T, width]]()
+        var mine = unsafe_stack_allocation[vectors, SIMD[X, width]]()
+        var others = unsafe_stack_allocation[vectors, SIMD[A, width]]()
         comptime for i in range(vectors):
-            others[unsafe_offset=i] = addend.unsafe_load[width=width, alignment=aligned](
-                start + Mine.place[i](first)
-            )
+            mine[unsafe_offset=i] = part[X, width, True](x, start + Mine.place[i](first))
         comptime for i in range(vectors):
-            var both = held[unsafe_offset=i].cast[DType.float32]() + others[unsafe_offset=i].cast[DType.float32]()
-            held[unsafe_offset=i] = both.cast[T]()
+            others[unsafe_offset=i] = part[A, width, True](addend, start + Mine.place[i](first))
+        comptime for i in range(vectors):
+            held[unsafe_offset=i] = added[T](mine[unsafe_offset=i], others[unsafe_offset=i])
             if is_inside and Mine.has[i](first):
                 total.unsafe_store[alignment=aligned](start + Mine.place[i](first), held[unsafe_offset=i])
+    else:
+        comptime for i in range(vectors):
+            held[unsafe_offset=i] = part[X, width, True](x, start + Mine.place[i](first)).cast[T]()
     # Weights that fit into registers are on their way while threads wait for each other.
     comptime is_early = vectors <= 2
     var scales = unsafe_stack_allocation[vectors, SIMD[W, width]]()
@@ -136,9 +146,9 @@ def norm_in_registers[
             comptime if not is_early:
                 scales[unsafe_offset=i] = part[W, width, norm.is_scaled](weight, column)
                 shifts[unsafe_offset=i] = part[S, width, norm.is_shifted](bias, column)
-            y.unsafe_store[alignment=aligned](
+            y.unsafe_store[alignment = align_of[SIMD[Y, width]]()](
                 start + column,
-                normalized[T, W, S, width, norm](
+                normalized[T, Y, W, S, width, norm](
                     held[unsafe_offset=i], mean, rstd, scales[unsafe_offset=i], shifts[unsafe_offset=i]
                 ),
             )
@@ -150,14 +160,14 @@ def norm_in_registers[
 
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
 def norm_in_passes[
-    T: DType, W: DType, S: DType, M: DType, norm: Norm, width: Int, threads: Int
+    T: DType, X: DType, A: DType, Y: DType, W: DType, S: DType, M: DType, norm: Norm, width: Int, threads: Int
 ](
-    y: Results[T],
+    y: Results[Y],
     total: Results[T],
     mean_: Results[M],
     rstd_: Results[M],
-    x: Values[T],
-    addend: Values[T],
+    x: Values[X],
+    addend: Values[A],
     weight: Values[W],
     bias: Values[S],
     columns_: Int32,
@@ -177,19 +187,16 @@ def norm_in_passes[
     var count = Float32(0)
     for group in range(first, columns, AT_ONCE * step):
         var held = unsafe_stack_allocation[AT_ONCE, SIMD[T, width]]()
+        var mine = unsafe_stack_allocation[AT_ONCE, SIMD[X, width]]()
         comptime for i in range(AT_ONCE):
-            held[unsafe_offset=i] = x.unsafe_load[width=width, alignment=aligned](
-                start + min(group + i * step, columns - width)
-            )
+            mine[unsafe_offset=i] = part[X, width, True](x, start + min(group + i * step, columns - width))
+            held[unsafe_offset=i] = mine[unsafe_offset=i].cast[T]()
         comptime if norm.is_added:
-            var others = unsafe_stack_allocation[AT_ONCE, SIMD[T, width]]()
+            var others = unsafe_stack_allocation[AT_ONCE, SIMD[A, width]]()
             comptime for i in range(AT_ONCE):
-                others[unsafe_offset=i] = addend.unsafe_load[width=width, alignment=aligned](
-                    start + min(group + i * step, columns - width)
-                )
+                others[unsafe_offset=i] = part[A, width, True](addend, start + min(group + i * step, columns - width))
             comptime for i in range(AT_ONCE):
-                var both = held[unsafe_offset=i].cast[DType.float32]() + others[unsafe_offset=i].cast[DType.float32]()
-                held[unsafe_offset=i] = both.cast[T]()
+                held[unsafe_offset=i] = added[T](mine[unsafe_offset=i], others[unsafe_offset=i])
                 if group + i * step < columns:
                     total.unsafe_store[alignment=aligned](start + group + i * step, held[unsafe_offset=i])
         comptime if norm.is_centred:
@@ -233,13 +240,13 @@ def norm_in_passes[
             comptime if norm.is_added:
                 held[unsafe_offset=i] = total.unsafe_load[width=width, alignment=aligned](place)
             else:
-                held[unsafe_offset=i] = x.unsafe_load[width=width, alignment=aligned](place)
+                held[unsafe_offset=i] = part[X, width, True](x, place).cast[T]()
         comptime for i in range(AT_ONCE):
             var column = group + i * step
             if column < columns:
-                y.unsafe_store[alignment=aligned](
+                y.unsafe_store[alignment = align_of[SIMD[Y, width]]()](
                     start + column,
-                    normalized[T, W, S, width, norm](
+                    normalized[T, Y, W, S, width, norm](
                         held[unsafe_offset=i],
                         mean,
                         rstd,
@@ -255,14 +262,25 @@ def norm_in_passes[
 
 @always_inline
 def enqueue_norm[
-    T: DType, W: DType, S: DType, M: DType, norm: Norm, width: Int, vectors: Int, lanes: Int, columns: Int
+    T: DType,
+    X: DType,
+    A: DType,
+    Y: DType,
+    W: DType,
+    S: DType,
+    M: DType,
+    norm: Norm,
+    width: Int,
+    vectors: Int,
+    lanes: Int,
+    columns: Int,
 ](
-    y: MutPointer[Scalar[T], _],
+    y: MutPointer[Scalar[Y], _],
     total: MutPointer[Scalar[T], _],
     mean: MutPointer[Scalar[M], _],
     rstd: MutPointer[Scalar[M], _],
-    x: ImmPointer[Scalar[T], _],
-    addend: ImmPointer[Scalar[T], _],
+    x: ImmPointer[Scalar[X], _],
+    addend: ImmPointer[Scalar[A], _],
     weight: ImmPointer[Scalar[W], _],
     bias: ImmPointer[Scalar[S], _],
     rows: Int,
@@ -281,7 +299,7 @@ def enqueue_norm[
     comptime if vectors > 0:
         comptime threads = max(lanes, 128)
         if are_aligned:
-            ctx.enqueue_function[norm_in_registers[T, W, S, M, norm, width, vectors, lanes, columns, threads]](
+            ctx.enqueue_function[norm_in_registers[T, X, A, Y, W, S, M, norm, width, vectors, lanes, columns, threads]](
                 y,
                 total,
                 mean,
@@ -297,12 +315,12 @@ def enqueue_norm[
             return
     else:
         if are_aligned:
-            ctx.enqueue_function[norm_in_passes[T, W, S, M, norm, width, 1024]](
+            ctx.enqueue_function[norm_in_passes[T, X, A, Y, W, S, M, norm, width, 1024]](
                 y, total, mean, rstd, x, addend, weight, bias, Int32(columns), grid_dim=rows, block_dim=1024
             )
             return
     comptime if width > 1:
-        ctx.enqueue_function[norm_in_passes[T, W, S, M, norm, 1, 1024]](
+        ctx.enqueue_function[norm_in_passes[T, X, A, Y, W, S, M, norm, 1, 1024]](
             y, total, mean, rstd, x, addend, weight, bias, Int32(columns), grid_dim=rows, block_dim=1024
         )
 
@@ -313,7 +331,8 @@ struct RowNorm[
 ]:
     """`(x - mean) * rstd * weight + bias` along the rows of `x` [rows, columns], with `mean` and `rstd` [rows].
 
-    `weight` and `bias` [columns] may be anything where they are not used. `epsilon` is the bits of a float32; `width`,
+    `weight` and `bias` [columns] may be anything where they are not used. `y` is rounded once more than `x`, if its dtype
+    is a shorter one. `epsilon` is the bits of a float32; `width`,
     `vectors` and `lanes` say how a row is spread over threads; `vectors` is 0 if a row does not fit into registers.
     """
 
@@ -324,12 +343,13 @@ struct RowNorm[
         y: OutputTensor[rank=2, ...],
         mean: OutputTensor[rank=1, ...],
         rstd: OutputTensor[dtype=mean.dtype, rank=1, ...],
-        x: InputTensor[dtype=y.dtype, rank=2, ...],
+        x: InputTensor[rank=2, ...],
         weight: InputTensor[...],
         bias: InputTensor[...],
         ctx: DeviceContext,
     ) raises:
         comptime assert target != "cpu", "tmb_norm runs on GPUs"
+        comptime X = x.dtype
         comptime norm = Norm(
             Self.is_centred,
             Self.is_scaled,
@@ -338,9 +358,11 @@ struct RowNorm[
             False,
             Float32(from_bits=UInt32(Self.epsilon)),
         )
-        enqueue_norm[y.dtype, weight.dtype, bias.dtype, mean.dtype, norm, Self.width, Self.vectors, Self.lanes, Self.columns](
+        enqueue_norm[
+            X, X, X, y.dtype, weight.dtype, bias.dtype, mean.dtype, norm, Self.width, Self.vectors, Self.lanes, Self.columns
+        ](
             y.unsafe_ptr(),
-            y.unsafe_ptr().unsafe_origin_cast[MutAnyOrigin](),
+            y.unsafe_ptr().unsafe_origin_cast[MutAnyOrigin]().unsafe_bitcast[Scalar[X]](),
             mean.unsafe_ptr(),
             rstd.unsafe_ptr(),
             x.unsafe_ptr().as_imm(),
@@ -356,18 +378,18 @@ struct RowNorm[
 struct AddRowNorm[
     is_centred: Bool, is_scaled: Bool, is_shifted: Bool, is_rounded: Bool, epsilon: Int, width: Int, vectors: Int, lanes: Int, columns: Int
 ]:
-    """`tmb_norm` of `x + addend`, a sum that is rounded to its dtype and is an output, too."""
+    """`tmb_norm` of `x + addend`, a sum of any two float dtypes that is rounded to its own and is an output, too."""
 
     @staticmethod
     def execute[
         target: StaticString
     ](
         y: OutputTensor[rank=2, ...],
-        total: OutputTensor[dtype=y.dtype, rank=2, ...],
+        total: OutputTensor[rank=2, ...],
         mean: OutputTensor[rank=1, ...],
         rstd: OutputTensor[dtype=mean.dtype, rank=1, ...],
-        x: InputTensor[dtype=y.dtype, rank=2, ...],
-        addend: InputTensor[dtype=y.dtype, rank=2, ...],
+        x: InputTensor[rank=2, ...],
+        addend: InputTensor[rank=2, ...],
         weight: InputTensor[...],
         bias: InputTensor[...],
         ctx: DeviceContext,
@@ -381,7 +403,20 @@ struct AddRowNorm[
             True,
             Float32(from_bits=UInt32(Self.epsilon)),
         )
-        enqueue_norm[y.dtype, weight.dtype, bias.dtype, mean.dtype, norm, Self.width, Self.vectors, Self.lanes, Self.columns](
+        enqueue_norm[
+            total.dtype,
+            x.dtype,
+            addend.dtype,
+            y.dtype,
+            weight.dtype,
+            bias.dtype,
+            mean.dtype,
+            norm,
+            Self.width,
+            Self.vectors,
+            Self.lanes,
+            Self.columns,
+        ](
             y.unsafe_ptr(),
             total.unsafe_ptr(),
             mean.unsafe_ptr(),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -85,6 +87,23 @@ def test_missing_gpu_is_named() -> None:
 
     with pytest.raises(EnvironmentUnsupportedError, match="MAX sees 0 GPU"):
         check_device(torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(("comes_first", "share"), [("recordings", "5"), ("others", "60"), ("the user", "33")])
+def test_share_of_a_gpus_memory(monkeypatch: pytest.MonkeyPatch, comes_first: str, share: str) -> None:
+    """Recording reserves all of it, so it is small where the first function to compile asks for device graphs."""
+    from torch_max_backend.runtime import session
+
+    monkeypatch.setenv(session.POOL_PERCENT, "33")
+    if comes_first != "the user":
+        monkeypatch.delenv(session.POOL_PERCENT)
+    monkeypatch.setattr("max.driver.accelerator_count", lambda: 0)
+    monkeypatch.setattr(session, "get_accelerators", functools.cache(session.get_accelerators.__wrapped__))
+    if comes_first == "others":
+        session.get_accelerators()
+    session.expect_recordings.__wrapped__()
+    session.get_accelerators()
+    assert os.environ[session.POOL_PERCENT] == share
 
 
 # -- fallback ------------------------------------------------------------------------------------------------------

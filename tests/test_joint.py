@@ -12,8 +12,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend.compiler.machine import Machine
-from torch_max_backend.graph.joint import drop_aliases, name_transposes, partition, save_no_probabilities
+from torch_max_backend.graph.joint import drop_aliases, name_transposes, partition, save_no_probabilities, save_wholes
 from torch_max_backend.graph.masks import simplify_masks
+from torch_max_backend.graph.taken import left_to_torch
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -147,3 +148,63 @@ def test_transposes_become_views_that_min_cut_knows() -> None:
     x = torch.randn(2, 3, 4)
     assert not gm.graph.find_nodes(op="call_function", target=aten.transpose.int)
     assert torch.equal(gm(x)[0], x.transpose(-1, 0).transpose(1, 2))
+
+
+def test_pieces_that_would_be_copied_are_saved_as_a_whole() -> None:
+    """Queries, keys and values are strided in the product that gives all three."""
+
+    def attend(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each.view(4, 5, 2, 3).transpose(1, 2).exp() for each in (x @ w).split(6, 2))
+        return q @ k.transpose(-2, -1) @ v
+
+    x, w = torch.randn(4, 5, 6), torch.randn(6, 18, requires_grad=True)
+    shapes = [tuple(t.shape) for t in saved(attend, x, w)]
+    assert (20, 18) in shapes or (4, 5, 18) in shapes
+    assert (4, 2, 5, 3) not in shapes and (4, 5, 6) not in [s for s in shapes if s != tuple(x.shape)]
+
+
+def cut(forward: Callable[..., Any], backward: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Any, Any]:
+    """Graphs of a forward with one result and its backward, whose inputs are named as the forward's nodes are."""
+    first, second = make_fx(forward)(*inputs), make_fx(backward)(*make_fx(forward)(*inputs)(*inputs)[1:])
+    saved_nodes = first.graph.output_node().args[0][1:]
+    for placeholder, node in zip(second.graph.find_nodes(op="placeholder"), saved_nodes, strict=True):
+        placeholder.name = placeholder.target = node.name
+        placeholder.meta.update(node.meta)
+    return first, second
+
+
+@pytest.mark.parametrize("what", ["both halves", "one half", "rows", "the whole too"])
+def test_what_is_saved_of_a_whole(what: str) -> None:
+    """Halves of the columns have gaps, halves of the rows have none; one half alone is less than the whole."""
+
+    def forward(x: torch.Tensor) -> Any:
+        y = x.sin()
+        first, second = y.split(2, 0 if what == "rows" else 1)
+        kept = {"both halves": (first, second), "one half": (first,), "rows": (first, second)}
+        return y.sum(), *kept.get(what, (first, y))
+
+    first, second = cut(forward, lambda *saved: [t + i for i, t in enumerate(saved)], torch.randn(4, 4))
+    x = torch.randn(4, 4)
+    before = second(*first(x)[1:])
+    save_wholes(first, second, 1)
+    kept = [tuple(n.meta["val"].shape) for n in first.graph.output_node().args[0][1:]]
+    expected = {"both halves": [(4, 4)], "one half": [(4, 2)], "rows": [(2, 4), (2, 4)], "the whole too": [(4, 4)]}
+    assert kept == expected[what]
+    torch.testing.assert_close(second(*first(x)[1:]), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["aten.transpose", "aten._log_softmax.default"])
+def test_ops_that_torch_shall_run_stay(elsewhere: None, name: str) -> None:
+    def joint(x: torch.Tensor, t: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss, gradient = joint_loss(x, t, g)
+        return loss.detach() * 2, gradient.transpose(0, 1).contiguous()
+
+    inputs = torch.empty(6, 9, device="cuda"), torch.empty(6, dtype=torch.int64, device="cuda"), torch.tensor(1.0)
+    gm = make_fx(joint)(*inputs)
+    ops = {str(n.target) for n in gm.graph.nodes}
+    kept = {op for op in ops if op.startswith(name)}
+    with left_to_torch([name]):
+        drop_aliases(gm)
+        name_transposes(gm)
+        save_no_probabilities(gm)
+    assert kept and kept <= {str(n.target) for n in gm.graph.nodes}

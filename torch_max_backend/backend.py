@@ -48,7 +48,7 @@ def max_backend(
         chosen = dataclasses.replace(chosen, compile="wait")
     logs.configure(chosen)
     devices = {value.device for value in example_inputs if isinstance(value, torch.Tensor)}
-    _check_devices(devices)
+    _check_devices(devices, chosen)
     trace = functools.partial(_trace, options=chosen, devices=devices)
     if chosen.compile == "background" and chosen.fallback != "error":  # which promises to raise here
         from torch_max_backend.background import TracedLater, can_trace_later
@@ -65,7 +65,7 @@ def _trace(
     compiler = _compiler(options)
     common = {
         "decompositions": _Decompositions(),
-        "partition_fn": _cut,
+        "partition_fn": functools.partial(_cut, options.torch_executed_ops),
         "keep_inference_input_mutations": True,
     }
     kept = warm_start(options, devices)
@@ -81,10 +81,12 @@ def _trace(
     return function
 
 
-def _cut(*args: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _cut(torch_executed_ops: tuple[str, ...], *args: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     from torch_max_backend.graph.joint import partition
+    from torch_max_backend.graph.taken import left_to_torch
 
-    return partition(*args, **how)
+    with left_to_torch(torch_executed_ops):
+        return partition(*args, **how)
 
 
 def _compiler(options: Options) -> Callable[..., Any]:
@@ -96,10 +98,12 @@ def _compiler(options: Options) -> Callable[..., Any]:
     return compile_graph
 
 
-def _check_devices(devices: set[torch.device]) -> None:
+def _check_devices(devices: set[torch.device], options: Options) -> None:
     if any(device.type != "cpu" for device in devices):
-        from torch_max_backend.runtime.session import check_device
+        from torch_max_backend.runtime.session import check_device, expect_recordings
 
+        if options.device_graphs:
+            expect_recordings()
         for device in devices:
             check_device(device)
 

@@ -19,6 +19,7 @@ from torch_max_backend.errors import CompileError, UnsupportedOpError
 from torch_max_backend.graph.partition import Plan, partition
 from torch_max_backend.graph.rewrites import rewrite
 from torch_max_backend.graph.specialize import specialize
+from torch_max_backend.graph.taken import left_to_torch
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.compiled_graph import CompiledGraph
 from torch_max_backend.runtime.executable import call_spec
@@ -28,7 +29,8 @@ log = logging.getLogger("torch_max_backend")
 
 def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Options) -> CompiledGraph:
     """Compile one functional ATen graph: rewrite, partition, lower and compile the regions, write the call path."""
-    gm = rewrite(gm)
+    with left_to_torch(options.torch_executed_ops):
+        gm = rewrite(gm)
     static = _static_inputs(gm)
     refused: dict[fx.Node, str] = {}
     unsaved = ""

@@ -221,27 +221,44 @@ def norms_of_sums(x, r, w):
 
 def norms_of_rows(x, r, w):
     y = x + r
-    return F.layer_norm(x, w.shape, w, w), F.rms_norm(y, w.shape, w), y, r.softmax(-1)
+    mixed = x + r.bfloat16()
+    return (
+        F.layer_norm(x, w.shape, w, w),
+        F.rms_norm(y, w.shape, w),
+        y,
+        r.softmax(-1),
+        F.layer_norm(mixed, w.shape, w, w).view(-1).bfloat16(),
+        mixed,
+    )
 
 
-def loss_and_gradient(x, t, ignored=1):
+def layer_norm_gradients(g, x, r, w):
+    y, mean, rstd = aten.native_layer_norm(x, w.shape, w, w, 1e-5)
+    gx, gw, gb = aten.native_layer_norm_backward(g.float(), x, w.shape, mean, rstd, w, w, [True] * 3)
+    total = r + gx
+    alone, *_ = aten.native_layer_norm_backward(g.float(), x, w.shape, mean, rstd, None, None, [True, False, False])
+    return total, total.bfloat16(), gw, gb, alone.bfloat16(), y
+
+
+def loss_and_gradient(x, t, how, ignored=1):
     """What a cross-entropy's backward is cut into: the forward gives two numbers a row, and no log-probabilities."""
     largest = aten.amax(x, [1], True)
     distance = aten.sub(x, largest)
     logarithm = aten.log(aten.sum(aten.exp(distance), [1], True))
     loss, total = aten.nll_loss_forward(aten.sub(distance, logarithm), t, None, 1, ignored)
     y = aten.sub(aten.add(x, aten.neg(largest)), logarithm)
-    gradients = [
-        aten._log_softmax_backward_data(aten.nll_loss_backward(g, y, t, None, how, ignored, total), y, 1, x.dtype)
-        for g, how in ((loss, 1), (loss, 2), (x[:, 0], 0))
-    ]
-    return loss, largest, logarithm, *gradients
+    like = aten.expand(aten.full([1, 1], 0.0, device=x.device), x.shape)
+    first = aten.nll_loss_backward(x[:, 0] if how == 0 else loss, like, t, None, how, ignored, total)
+    gradient = aten.sub(first, aten.mul(aten.exp(y), aten.sum(first, [1], True)))
+    return loss, largest, logarithm, gradient
 
 
 def likelihoods_of_logits(x, t, w):
     wide = x.float()
     return (
-        *loss_and_gradient(x.float(), t),
+        *loss_and_gradient(x.float(), t, 1),
+        *loss_and_gradient(x + 1, t, 2),
+        *loss_and_gradient(x * 2, t, 0),
         F.cross_entropy(x, t),
         F.cross_entropy(x, t, reduction="none"),
         F.cross_entropy(x, t, w, ignore_index=1),
@@ -290,6 +307,11 @@ CASES = [
         why=ROUNDING,
     ),
     Case("norms_of_rows", norms_of_rows, (randn(5, 24), randn(5, 24), randn(24))),
+    Case(
+        "layer_norm_gradients",
+        layer_norm_gradients,
+        (randn(70, 24, dtype=BF16), randn(70, 24), randn(70, 24), randn(24)),
+    ),
     Case("likelihoods_of_logits", likelihoods_of_logits, (randn(7, 5), ints(7, low=0, high=5), rand(5))),
     Case("softmaxes_rows", softmaxes, (hard_rows(40),)),
     Case("layer_norms", layer_norms, (randn(2, 3, 24), randn(24), randn(24))),

@@ -88,6 +88,43 @@ def test_norms_of_every_kind() -> None:
     check_calls(calls)
 
 
+def mixed_norm(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+    """A float32 sum with 16-bit addends, whose norm is only read in 16 bits. (In float64 nothing is rounded.)"""
+    y = x + r
+    normed = F.layer_norm(y, w.shape, w, b)
+    return y, normed if x.dtype == torch.float64 else normed.to(r.dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_norms_of_mixed_sums(dtype: torch.dtype) -> None:
+    calls = []
+    for n in LENGTHS:
+        inputs = (randn(7, n), randn(7, n, dtype=dtype), randn(n), randn(n))
+        calls.append(Call(f"{n}", mixed_norm, inputs))
+    check_calls(calls)
+
+
+def norm_gradients(g: torch.Tensor, x: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> Any:
+    """As under autocast: the gradient comes in 16 bits, and is added to what is there, which is wanted in both."""
+    aten, wide = torch.ops.aten, x.dtype if x.dtype == torch.float64 else F32
+    _, mean, rstd = aten.native_layer_norm(x, w.shape, w, w, 1e-5)
+    gradients = aten.native_layer_norm_backward(g.to(x.dtype), x, w.shape, mean, rstd, w, w, [True] * 3)
+    alone = aten.native_layer_norm_backward(g.to(x.dtype), x, w.shape, mean, rstd, None, None, [True, False, False])
+    total = r + gradients[0]
+    return total, total if wide == torch.float64 else total.to(g.dtype), *gradients[1:], alone[0]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_gradients_of_norms(dtype: torch.dtype) -> None:
+    """Rows that threads keep and rows that they do not, by few blocks and many, and one that is not full."""
+    calls = []
+    for rows, n in [*((33, n) for n in LENGTHS[2:]), (1, 768), (16, 768), (3000, 64), (1100, 768)]:
+        grad = BF16 if dtype == F32 else dtype
+        inputs = (randn(rows, n, dtype=grad), randn(rows, n, dtype=dtype), randn(rows, n, dtype=dtype))
+        calls.append(Call(f"{rows} x {n}", norm_gradients, (*inputs, randn(n, dtype=dtype))))
+    check_calls(calls)
+
+
 def softmaxes(x: torch.Tensor) -> Any:
     return x.softmax(-1), x.log_softmax(-1)
 
@@ -206,6 +243,32 @@ def test_gradient_of_a_likelihood(dtype: torch.dtype, classes: int) -> None:
     assert (found[0] - exact[0]).abs() <= allowed + torch.finfo(F32).eps / 2 * exact[0].abs()
     rounding = torch.finfo(dtype).eps / 2 * exact[1].abs().max()
     assert (found[1] - exact[1]).abs().max() <= 2 * (eager[1] - exact[1]).abs().max() + rounding
+
+
+def head(h: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    logits = F.linear(h, w)
+    return F.cross_entropy(logits if h.dtype == torch.float64 else logits.float(), t, ignore_index=3)
+
+
+@pytest.mark.parametrize("classes", [1000, 1003])
+def test_gradient_behind_a_product(classes: int) -> None:
+    """Two products read the logits' gradient, whose rows are padded for them where their length is odd."""
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randint(0, classes, (100,), generator=generator).cuda()
+    h, w = ((torch.randn(n, 64, generator=generator) / 4).to("cuda", BF16) for n in (100, classes))
+
+    def gradients(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        inputs = [x.to(dtype).clone().requires_grad_() for x in (h, w)]
+        function(*inputs, target).backward()
+        return [x.grad.double() for x in inputs if x.grad is not None]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(head, backend="max_backend", fullgraph=True, options=STRICT)
+    for exact, eager, found in zip(
+        gradients(head, torch.float64), gradients(head, BF16), gradients(compiled, BF16), strict=True
+    ):
+        rounding = torch.finfo(BF16).eps / 2 * exact.abs().max()
+        assert (found - exact).abs().max() <= 2 * (eager - exact).abs().max() + rounding
 
 
 def transposes(x: torch.Tensor) -> Any:

@@ -44,9 +44,14 @@ def constant(value: bool | int | float, dtype: DType, device: DeviceRef) -> Tens
 
 
 def cast(x: TensorValue, dtype: DType) -> TensorValue:
-    """``x`` in ``dtype``; the value itself if it has that dtype. Anything but zero becomes True for bool."""
+    """``x`` in ``dtype``; the value itself if it has that dtype, also if it was widened from it.
+
+    Anything but zero becomes True for bool.
+    """
     if x.dtype == dtype:
         return x
+    if dtype in (DType.bfloat16, DType.float16) and (source := before_widening(x)).dtype == dtype:
+        return source
     moved = permuted_from(x)
     if moved is not None:
         return permute(cast(moved[0], dtype), moved[1])

@@ -25,6 +25,7 @@ from torch_max_backend.aten_functions.common import (
     permute,
     rebind,
     reshape,
+    reshapes_of,
     static,
     transpose_of,
 )
@@ -156,8 +157,28 @@ def _is_odd(x: TensorValue) -> bool:
     return columns % STEP > 0 and columns >= WIDE and rows >= HIGH
 
 
+def padded_width(x: TensorValue, dtype: DType) -> Dim:
+    """How wide rows like those of ``x`` [rows, columns] should be, in ``dtype``, for a product that will read them."""
+    rows, columns = static(x.shape[0]), static(x.shape[1])
+    if not is_library_used(x) or dtype not in HALVES or rows is None or columns is None:
+        return x.shape[1]
+    return Dim(-(-columns // STEP) * STEP) if columns >= WIDE and rows >= HIGH else x.shape[1]
+
+
+def without_zeros(x: TensorValue, columns: Dim) -> TensorValue:
+    """The first columns of a matrix whose others hold zeros. A product that would add those finds them there."""
+    result = x[:, : int(columns)]
+    result._with_zeros = x
+    return result
+
+
 def _padded(x: TensorValue, axis: int) -> TensorValue:
-    """``x`` with zeros behind it along ``axis``, up to a multiple of what 16 bytes hold."""
+    """``x`` [1, rows, columns] with zeros behind it along ``axis``, up to a multiple of what 16 bytes hold."""
+    if axis == 2:
+        for value in reshapes_of(x):
+            wide = getattr(value, "_with_zeros", None)
+            if wide is not None and value.shape[-2:] == x.shape[-2:]:
+                return reshape(wide, [1, *wide.shape])
     missing = -int(x.shape[axis]) % STEP
     zeros = full(0, [Dim(missing) if i == axis else d for i, d in enumerate(x.shape)], x.dtype, x.device)
     return ops.concat([x, zeros], axis=axis) if missing else x

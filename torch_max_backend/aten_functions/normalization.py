@@ -13,7 +13,17 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions.along import sum_along
-from torch_max_backend.aten_functions.common import axis_of, cast, constant, full, known, numel, reshape
+from torch_max_backend.aten_functions.common import (
+    axis_of,
+    before_widening,
+    cast,
+    constant,
+    full,
+    known,
+    numel,
+    reshape,
+    static,
+)
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.layout import (
@@ -25,7 +35,13 @@ from torch_max_backend.aten_functions.layout import (
 )
 from torch_max_backend.aten_functions.reductions import count, mean_axes, moments, reduce_axes, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.aten_functions.rows import row_norm, serves
+from torch_max_backend.aten_functions.rows import (
+    NormGradients,
+    keeps_gradient,
+    layer_norm_gradients,
+    row_norm,
+    serves,
+)
 
 
 # -- layer norm ------------------------------------------------------------------------------------------------------
@@ -105,6 +121,9 @@ def native_layer_norm_backward(
     dtype = accumulator(input.dtype)
     outer = input.rank - len(normalized_shape)
     rows = [numel(input.shape[:outer]), numel(input.shape[outer:])]
+    if output_mask[0] and serves_gradient(input, rows):
+        found = gradients_of_rows(grad_out, input, mean, rstd, weight)
+        return finish_all([found.x, found.weight if output_mask[1] else None, found.bias if output_mask[2] else None])
     grad, x = (cast(reshape(v, rows), dtype) for v in (grad_out, input))
     mean, rstd = (cast(reshape(v, [rows[0], 1]), dtype) for v in (mean, rstd))
     results: list[TensorValue | None] = [None, None, None]
@@ -121,6 +140,33 @@ def native_layer_norm_backward(
     if output_mask[2]:
         results[2] = sum_axes(grad, [0])
     return finish_all(results)
+
+
+def serves_gradient(x: TensorValue, shape: Sequence[Dim]) -> bool:
+    """Whether a kernel computes gradients of norms of ``x``, seen as [rows, columns]."""
+    rows, columns = (static(d) for d in shape)
+    if not serves(reshape(x, shape)) or rows is None or columns is None:
+        return False
+    return keeps_gradient(rows, columns, before_widening(x).dtype)
+
+
+def gradients_of_rows(
+    grad_out: TensorValue,
+    x: TensorValue,
+    mean: TensorValue,
+    rstd: TensorValue,
+    weight: TensorValue | None,
+    addend: TensorValue | None = None,
+    copy: DType | None = None,
+) -> NormGradients:
+    """:func:`layer_norm_gradients`, of tensors of any rank whose rows have one mean each."""
+    count = numel(mean.shape)
+    shape = [count, numel(x.shape) // count]
+    grad_out, x = (before_widening(reshape(v, shape)) for v in (grad_out, x))
+    mean, rstd = (reshape(v, [count]) for v in (mean, rstd))
+    weight = None if weight is None else reshape(weight, shape[1:])
+    addend = None if addend is None else reshape(addend, shape)
+    return layer_norm_gradients(grad_out, x, mean, rstd, weight, out_dtype(), addend, copy)
 
 
 def finish_all(results: Sequence[TensorValue | None]) -> tuple[TensorValue | None, ...]:

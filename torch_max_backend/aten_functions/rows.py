@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from max.dtype import DType
 from max.graph import Dim, TensorValue
 
-from torch_max_backend.aten_functions.common import mojo_op, static
+from torch_max_backend.aten_functions.common import mojo_op, reshape, static
 
 _FLOATS = (DType.bfloat16, DType.float16, DType.float32)
 _VECTOR, _KEPT, _MOST_KEPT = 16, 32, 128
@@ -21,8 +21,11 @@ _VECTOR, _KEPT, _MOST_KEPT = 16, 32, 128
 _FEWEST, _MOST, _READ = 32, 1024, 64
 """Threads of a row; elements that each of them reads at least, where a row is only read."""
 
-_EACH, _COLUMNS_AT_ONCE = 64, 8
-"""Rows that a thread adds up, and columns."""
+_ROWS_IN_TURN, _SUMMED = 16, 16
+"""Rows whose gradients a thread computes, and the most elements of each: it keeps sums for as many columns."""
+
+_EACH, _MOST_EACH, _THREADS, _COLUMNS_AT_ONCE = 64, 512, 2**16, 8
+"""Rows that a thread adds up, at least and at most, how many threads there should be, and columns of each."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +77,21 @@ def row_norm(
     is_centred: bool,
     addend: TensorValue | None = None,
     is_rounded: bool = False,
+    total: DType | None = None,
+    out: DType | None = None,
 ) -> Normed:
     """The layer norm of the rows of ``x`` [rows, columns], or their RMS norm if it is not centred.
 
     Args:
-        addend: Added to ``x`` first. That sum is rounded to the dtype.
+        addend: Added to ``x`` first. That sum is rounded.
         is_rounded: Round the normalized rows before they are multiplied by ``weight``.
+        total: The sum's dtype, and that of what is normalized, by default that of ``x``. Both operands have it, or a
+            shorter one.
+        out: The dtype of the normalized rows, by default ``total``.
     """
-    columns = static(x.shape[1])
+    columns, total = static(x.shape[1]), total or x.dtype
     assert columns is not None, "the kernel is chosen by the length of a row"
-    how = spread(columns, x.dtype)
+    how = spread(columns, total)
     parameters = {
         "is_centred": is_centred,
         "is_scaled": weight is not None,
@@ -96,13 +104,70 @@ def row_norm(
         "columns": columns,
     }
     scale, shift = weight if weight is not None else x, bias if bias is not None else x
-    rows, numbers = (x.dtype, x.shape), (DType.float32, x.shape[:1])
+    rows, numbers = (out or total, x.shape), (DType.float32, x.shape[:1])
     if addend is None:
         y, mean, rstd = mojo_op("tmb_norm", [x, scale, shift], [rows, numbers, numbers], parameters)
         return Normed(y, x, mean, rstd)
-    outputs = [rows, rows, numbers, numbers]
-    y, total, mean, rstd = mojo_op("tmb_add_norm", [x, addend, scale, shift], outputs, parameters)
-    return Normed(y, total, mean, rstd)
+    outputs = [rows, (total, x.shape), numbers, numbers]
+    y, summed, mean, rstd = mojo_op("tmb_add_norm", [x, addend, scale, shift], outputs, parameters)
+    return Normed(y, summed, mean, rstd)
+
+
+@dataclass(frozen=True)
+class NormGradients:
+    """Gradients of ``x`` and its copy [rows, columns], and of weight and bias [columns] in float32."""
+
+    x: TensorValue
+    copy: TensorValue
+    weight: TensorValue
+    bias: TensorValue
+
+
+def keeps_gradient(rows: int, columns: int, dtype: DType) -> bool:
+    """Whether threads can keep rows of this length and dtype, and sums for their weight."""
+    how = spread(columns, dtype) if columns else Spread(1, 0, 1)
+    return rows > 0 and 0 < how.vectors * how.width <= _SUMMED
+
+
+def layer_norm_gradients(
+    grad: TensorValue,
+    x: TensorValue,
+    mean: TensorValue,
+    rstd: TensorValue,
+    weight: TensorValue | None,
+    out: DType,
+    addend: TensorValue | None = None,
+    copy: DType | None = None,
+) -> NormGradients:
+    """The gradients of a layer norm of the rows of ``x``, all of static sizes.
+
+    Args:
+        grad: Of the normalized rows, [rows, columns].
+        mean: [rows], as ``rstd``.
+        out: The dtype of the gradient of ``x``.
+        addend: Added to that gradient when it has been rounded.
+        copy: A dtype in which the gradient is wanted as well.
+    """
+    rows, columns = (int(d) for d in x.shape)
+    how, pieces = spread(columns, x.dtype), -(-rows // _ROWS_IN_TURN)
+    parameters = {
+        "is_centred": True,
+        "is_scaled": weight is not None,
+        "is_added": addend is not None,
+        "is_copied": copy is not None,
+        "each": _ROWS_IN_TURN,
+        "width": how.width,
+        "vectors": how.vectors,
+        "lanes": how.lanes,
+        "columns": columns,
+    }
+    small = [Dim(1), Dim(1)]
+    sums_shape = [Dim(1), Dim(pieces), Dim(2 * columns)]
+    outputs = [(out, x.shape), (copy or out, x.shape if copy else small), (DType.float32, sums_shape)]
+    operands = [grad, x, mean, rstd, weight if weight is not None else x, addend if addend is not None else x]
+    dx, short, sums = mojo_op("tmb_norm_gradient", operands, outputs, parameters)
+    both = reshape(piece_sums(sums), [Dim(2), Dim(columns)])
+    return NormGradients(dx, short, both[0], both[1])
 
 
 @dataclass(frozen=True)
@@ -124,6 +189,27 @@ def chosen_log_probability(x: TensorValue, chosen: TensorValue) -> Chosen:
     return Chosen(*mojo_op("tmb_chosen_log_probability", [x, chosen], numbers, _reading(x)))
 
 
+def likelihood_gradient(
+    x: TensorValue,
+    opposite: TensorValue,
+    logarithm: TensorValue,
+    chosen: TensorValue,
+    of_row: TensorValue,
+    out: DType,
+    width: Dim,
+) -> TensorValue:
+    """``of_row`` where ``chosen`` is, less ``of_row * exp(x + opposite - logarithm)``, for ``x`` [rows, classes].
+
+    Args:
+        opposite: As ``logarithm`` and ``of_row``, float32 [rows].
+        chosen: A class a row, int64.
+        out: The result's dtype.
+        width: Columns of the result, which has zeros behind the classes.
+    """
+    operands = [x, opposite, logarithm, chosen, of_row]
+    return mojo_op("tmb_likelihood_gradient", operands, [(out, [x.shape[0], width])], _reading(x))[0]
+
+
 def row_sum(x: TensorValue) -> TensorValue:
     """The sums of the rows of ``x`` [rows, columns], in float32."""
     return mojo_op("tmb_row_sum", [x], [(DType.float32, x.shape[:1])], _reading(x))[0]
@@ -132,8 +218,8 @@ def row_sum(x: TensorValue) -> TensorValue:
 def column_sums(x: TensorValue, is_batched: bool) -> TensorValue:
     """The sums over the rows of ``x``, of static sizes, as [outer, 1, columns] in float32.
 
-    ``x`` is [outer, rows, columns], or, as one matrix, [*rows, columns]. A thread adds `_EACH` rows up, and what
-    threads found is added up likewise, until there is one row.
+    ``x`` is [outer, rows, columns], or, as one matrix, [*rows, columns]. A thread adds some rows up, as many as leave
+    enough threads to a GPU; what threads found is added up by another kernel.
     """
     sizes = [int(d) for d in x.shape]
     outer, columns = sizes[0] if is_batched else 1, sizes[-1]
@@ -141,13 +227,16 @@ def column_sums(x: TensorValue, is_batched: bool) -> TensorValue:
     width = _COLUMNS_AT_ONCE
     while columns % width:
         width //= 2
-    while True:
-        rows = -(-rows // _EACH)
-        out = [(DType.float32, [Dim(outer), Dim(rows), Dim(columns)])]
-        (x,) = mojo_op("tmb_column_sums", [x], out, {"each": _EACH, "width": width, "is_batched": is_batched})
-        if rows == 1:
-            return x
-        is_batched = True
+    each = min(max(outer * rows * columns // (width * _THREADS), _EACH), _MOST_EACH)
+    pieces = -(-rows // each)
+    out = [(DType.float32, [Dim(outer), Dim(pieces), Dim(columns)])]
+    (sums,) = mojo_op("tmb_column_sums", [x], out, {"each": each, "width": width, "is_batched": is_batched})
+    return sums if pieces == 1 else piece_sums(sums)
+
+
+def piece_sums(x: TensorValue) -> TensorValue:
+    """The sums over the pieces of ``x`` [outer, pieces, columns], which is float32, as [outer, 1, columns]."""
+    return mojo_op("tmb_piece_sums", [x], [(x.dtype, [x.shape[0], Dim(1), x.shape[2]])])[0]
 
 
 def serves_columns(x: TensorValue, shape: Sequence[Dim]) -> bool:

@@ -26,9 +26,16 @@ from torch_max_backend.aten_functions.common import (
 from torch_max_backend.aten_functions.context import out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.elementary import exp
+from torch_max_backend.aten_functions.library_products import padded_width, without_zeros
 from torch_max_backend.aten_functions.reductions import at_least_1d, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.aten_functions.rows import Chosen, chosen_log_probability, row_softmax, serves
+from torch_max_backend.aten_functions.rows import (
+    Chosen,
+    chosen_log_probability,
+    likelihood_gradient,
+    row_softmax,
+    serves,
+)
 from torch_max_backend.errors import Unsupported
 
 
@@ -264,6 +271,42 @@ def nll_loss_backward(
     hit = ops.logical_and(ops.equal(numbers, target), ops.logical_not(ignored))
     result = ops.where(hit, grad, constant(0, dtype, self.device))
     return reshape(cast(broadcast_to(result, [outer, classes, inner]), out_dtype()), out_shape())
+
+
+def gradient_of_logits(
+    x: TensorValue,
+    opposite: TensorValue,
+    logarithm: TensorValue,
+    loss: tuple[TensorValue, TensorValue, int, int, TensorValue],
+    *,
+    has_kernel: bool,
+    pads: bool,
+) -> TensorValue:
+    """The gradient of logits ``x`` [rows, classes] whose log-probabilities are ``x + opposite - logarithm``.
+
+    Args:
+        loss: The arguments of :func:`nll_loss_backward` but ``self`` and ``weight``.
+        has_kernel: Whether it is one kernel, which gives the dtype that is promised; else it is in float32.
+        pads: Whether the kernel may leave its rows as a product of the library wants them.
+    """
+    grad, target, reduction, ignore_index, total_weight = loss
+    (rows, classes), device = x.shape, x.device
+    ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
+    grad = -grad / total_weight if reduction == _MEAN else -grad
+    grad = reshape(grad, [rows if reduction not in (_MEAN, _SUM) else Dim(1)])
+    of_row = ops.where(ignored, constant(0, grad.dtype, device), grad)
+    if has_kernel:
+        opposite, logarithm = (reshape(v, [rows]) for v in (opposite, logarithm))
+        width = padded_width(x, out_dtype()) if pads else classes
+        of_row = broadcast_to(of_row, [rows])
+        y = likelihood_gradient(x, opposite, logarithm, cast(target, DType.int64), of_row, out_dtype(), width)
+        return y if width == classes else without_zeros(y, classes)
+    of_row = reshape(of_row, [rows, 1])
+    hit = ops.equal(
+        reshape(cast(iota(classes, DType.int64, device), target.dtype), [1, classes]), ops.unsqueeze(target, 1)
+    )
+    at_target = ops.where(hit, of_row, constant(0, of_row.dtype, device))
+    return at_target - exp(x + opposite - logarithm) * of_row
 
 
 # nll_loss_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index)

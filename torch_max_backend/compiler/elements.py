@@ -27,6 +27,31 @@ def is_elementwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
+READ_BY_ROWS = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.native_layer_norm.default,
+    aten._fused_rms_norm.default,
+    aten._softmax.default,
+    aten.mm.default,
+    aten.bmm.default,
+}
+DEPTH = 4
+"""How many elementwise nodes may lie between a node and what tells how it is read."""
+
+
+def is_read_by_rows(node: fx.Node, depth: int = DEPTH) -> bool:
+    """Whether rows of the last dimension are what reads the node in the end, and no convolution does."""
+    found = False
+    for user in node.users:
+        if user.target is aten.convolution.default:
+            return False
+        found |= user.target in READ_BY_ROWS or (
+            depth > 0 and is_elementwise(user) and is_read_by_rows(user, depth - 1)
+        )
+    return found
+
+
 def common_shape(
     operands: Mapping[fx.Node, TensorValue], shape: Shape | list[Dim]
 ) -> tuple[list[Dim], Operands] | None:

@@ -19,7 +19,7 @@ from torch import fx
 
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.graph.region import Region, is_getitem
-from torch_max_backend.graph.tensors import sizes_of, value_of
+from torch_max_backend.graph.tensors import sizes_of, tensor_of, value_of
 
 aten = torch.ops.aten
 OnGpu = Callable[[torch.device], bool]
@@ -127,13 +127,6 @@ def _number(value: Any, otherwise: float) -> float | None:
     if value is None:
         return otherwise
     return float(value) if isinstance(value, int | float) else None
-
-
-def tensor_of(node: fx.Node) -> torch.Tensor:
-    """The fake tensor that the node gives."""
-    value = value_of(node)
-    assert isinstance(value, torch.Tensor)
-    return value
 
 
 def is_own(node: fx.Node) -> bool:

@@ -43,21 +43,21 @@ _FAMILIES = Path(__file__).resolve().parent.parent / "aten_functions"
 
 
 @functools.cache
-def _modules_behind(name: str) -> frozenset[str]:
-    """A module of ``aten_functions`` and those it imports, directly or through each other."""
+def _modules_behind(name: str, package: Path = _FAMILIES) -> frozenset[str]:
+    """A module of a package and those of it that it imports, directly or through each other."""
     found, stack = {name}, [name]
     while stack:
-        for imported in _imports((_FAMILIES / f"{stack.pop()}.py").read_text()):
+        for imported in _imports((package / f"{stack.pop()}.py").read_text(), package.name):
             known = imported in found or imported == "registry"  # registering changes no code
-            if not known and (_FAMILIES / f"{imported}.py").exists():
+            if not known and (package / f"{imported}.py").exists():
                 found.add(imported)
                 stack.append(imported)
     return frozenset(found)
 
 
-def _imports(source: str) -> set[str]:
-    """Names of the modules of ``aten_functions`` that a source text imports."""
-    prefix, found = "torch_max_backend.aten_functions", set()
+def _imports(source: str, package: str) -> set[str]:
+    """Names of the modules of a package of ours that a source text imports."""
+    prefix, found = f"torch_max_backend.{package}", set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(prefix):
             suffix = (node.module or "").removeprefix(prefix).lstrip(".")
@@ -79,8 +79,8 @@ def _lowering_digest(region: Region) -> str:
 
 @functools.cache
 def _digest_named(modules: frozenset[str]) -> str:
-    names = ("lowering", "dims", "constants", "fusion", "row_chains", "row_lowering", "transposes", "update_lowering")
-    compiler = [Path(__file__).with_name(f"{name}.py") for name in names]
+    here = Path(__file__).parent
+    compiler = [here / f"{name}.py" for name in sorted({*_modules_behind("lowering", here), "dims"})]
     return digest_files([*(_FAMILIES / f"{m}.py" for m in modules), *compiler])
 
 

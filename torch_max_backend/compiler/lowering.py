@@ -30,15 +30,15 @@ from torch_max_backend.aten_functions.layout import channels_first, channels_las
 from torch_max_backend.aten_functions.registry import aten, aten_functions
 from torch_max_backend.aten_functions.transposes import written_transpose
 from torch_max_backend.compiler.constants import fold_constant_ops
-from torch_max_backend.compiler.elements import common_shape, is_elementwise
-from torch_max_backend.compiler.fusion import Chain, convolution_chains, is_own, tensor_of
+from torch_max_backend.compiler.elements import common_shape, is_elementwise, is_read_by_rows
+from torch_max_backend.compiler.fusion import Chain, convolution_chains, is_own
 from torch_max_backend.compiler.row_lowering import RowLowering
 from torch_max_backend.compiler.transposes import PERMUTES, order_of_permute, stored, written_reads
 from torch_max_backend.compiler.update_lowering import build_updates
 from torch_max_backend.errors import LoweringError, NeedsStatic, Unsupported
 from torch_max_backend.graph.region import Region, is_getitem, map_nodes
 from torch_max_backend.graph.specialize import may_be_negative, symbolic_numbers
-from torch_max_backend.graph.tensors import expr_of, sizes_of, user_line, value_of
+from torch_max_backend.graph.tensors import expr_of, sizes_of, tensor_of, user_line, value_of
 
 
 class NodeRefused(Exception):
@@ -97,6 +97,8 @@ class _Builder:
         self.scalars: dict[Any, TensorValue] = {}
         self.buffers: dict[fx.Node, BufferValue] = {}
         self.written = broadcast_results(region)
+        self.stored = {port.node for port in region.outputs} | {source for _, source in region.stores}
+        """What is written to memory whatever reads it."""
         self.in_place = written_slices(region)
         """Nodes that write slices of an input which is theirs alone, and the input."""
         chains = convolution_chains(region, _is_on_gpu)
@@ -198,7 +200,7 @@ class _Builder:
         ]
         if several:
             return kept
-        if kept[0] is not None and not _may_be_replaced(node):
+        if kept[0] is not None and (node in self.stored or not _may_be_replaced(node)):
             finish(kept[0])
         return materialized(kept[0]) if node in self.written and kept[0] is not None else kept[0]
 
@@ -259,8 +261,10 @@ class _Builder:
         if not is_elementwise(node) or not isinstance(value, torch.Tensor):
             return False
         operands = {n: v for n in node.all_input_nodes for v in _values_in(self.env.get(n)) if v.rank}
-        whole = [v for n, v in operands.items() if sizes_of(value_of(n)) == sizes_of(value)]
-        return all(v.rank == value.dim() for v in operands.values()) and any(is_channels_last(v) for v in whole)
+        whole = [is_channels_last(v) for n, v in operands.items() if sizes_of(value_of(n)) == sizes_of(value)]
+        if value.dim() == 3 and False in whole and _is_on_gpu(value.device) and is_read_by_rows(node):
+            return False  # a sequence, of which one operand comes from patches of an image, and not the image itself
+        return all(v.rank == value.dim() for v in operands.values()) and any(whole)
 
     def _call_channels_last(self, node: fx.Node, function: Callable[..., Any]) -> TensorValue:
         """Call a lowering with images ``[N, *S, C]``, or their rows, and tell it that its result is one."""

@@ -6,15 +6,18 @@ kernels that read and write every row several times.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from torch_max_backend.compiler.fusion import OnGpu, is_own, tensor_of
-from torch_max_backend.graph.region import Region
-from torch_max_backend.graph.tensors import sizes_of, value_of
+from torch_max_backend.aten_functions.dtypes import max_dtype
+from torch_max_backend.aten_functions.rows import keeps_gradient
+from torch_max_backend.compiler.fusion import OnGpu, is_own
+from torch_max_backend.graph.region import Region, is_getitem
+from torch_max_backend.graph.tensors import sizes_of, tensor_of, value_of
 
 aten = torch.ops.aten
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -47,6 +50,19 @@ class AddedNorm:
 
 
 @dataclass(frozen=True)
+class NormGradient:
+    """The gradient of a layer norm, what it is added to, and conversions of that sum to one shorter dtype.
+
+    One kernel computes all. Without ``add`` the conversions are of the gradient itself.
+    """
+
+    norm: fx.Node
+    add: fx.Node | None
+    addend: fx.Node | None
+    copies: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
 class Likelihood:
     """``nll_loss_forward(log_softmax(x))`` of a matrix, nothing else reading the log-probabilities.
 
@@ -61,6 +77,26 @@ class Likelihood:
     largest: fx.Node | None
     logarithm: fx.Node | None
     has_kernel: bool
+
+
+@dataclass(frozen=True)
+class LikelihoodGradient:
+    """The gradient of the logits that a likelihood is computed from, as `graph/joint.py` writes it out.
+
+    It is that of the log-probabilities, ``first``, less ``exp(x + opposite - logarithm)`` times its sum in a row.
+    ``opposite`` is a row's maximum with the opposite sign; ``source`` has the elements of ``x``, perhaps in another
+    shape and in a shorter dtype. What follows may see the result in another shape and convert it, up to ``last``.
+    ``pads`` tells that only products read that.
+    """
+
+    inside: tuple[fx.Node, ...]
+    last: fx.Node
+    first: fx.Node
+    source: fx.Node
+    opposite: fx.Node
+    logarithm: fx.Node
+    has_kernel: bool
+    pads: bool
 
 
 class _Reader:
@@ -205,15 +241,85 @@ def _is_sum(reader: _Reader, node: fx.Node, products_add: bool) -> bool:
     if node not in reader.order or node.target is not aten.add.Tensor or node.kwargs or not reader.serves(node):
         return False
     mine = tensor_of(node)
+    dtypes = FLOATS if mine.dtype == torch.float32 else (mine.dtype,)
     for operand in node.args:
         value = value_of(operand) if isinstance(operand, fx.Node) else None
-        if not isinstance(value, torch.Tensor) or (value.dtype, value.device) != (mine.dtype, mine.device):
+        if not isinstance(value, torch.Tensor) or value.dtype not in dtypes or value.device != mine.device:
             return False
         if sizes_of(value) != sizes_of(mine) or (products_add and _is_product(operand)):
             return False
         if torch.Tag.pointwise in getattr(operand.target, "tags", ()) and reader.only_user(operand) is node:
             return False
     return is_own(node)
+
+
+def rounded_norms(region: Region, on_gpu: OnGpu) -> dict[fx.Node, torch.dtype]:
+    """Layer norms in float32 whose rows are only read in one shorter dtype, which the kernel can give."""
+    reader = _Reader(region, on_gpu)
+    found = {}
+    for node in region.nodes:
+        is_norm = node.target is aten.native_layer_norm.default and is_own(node) and len(node.args[1]) == 1
+        picks = [n for n in node.users if is_norm and is_getitem(n) and n.args[1] == 0]
+        if picks and reader.serves(node.args[0]) and tensor_of(node.args[0]).dtype == torch.float32:
+            dtypes = {dtype for pick in picks for dtype in _read_as(reader, pick)}
+            if len(dtypes) == 1 and torch.float32 not in dtypes:
+                found[node] = dtypes.pop()
+    return found
+
+
+def _read_as(reader: _Reader, node: fx.Node) -> set[torch.dtype]:
+    """The dtypes in which ``node`` is read, directly and through views: its own, where it is not converted."""
+    if node in reader.outside:
+        return {tensor_of(node).dtype}
+    found: set[torch.dtype] = set()
+    for user in node.users:
+        if user in reader.order and is_own(user) and user.target in (aten.view.default, aten._unsafe_view.default):
+            found |= _read_as(reader, user)
+        else:
+            is_short = user in reader.order and is_own(user) and _narrow_to(user)
+            found.add(tensor_of(user if is_short else node).dtype)
+    return found
+
+
+def norm_gradients(region: Region, on_gpu: OnGpu) -> list[NormGradient]:
+    """Gradients of layer norms that are added to something, or converted, as they are."""
+    reader = _Reader(region, on_gpu)
+    found = []
+    for node in region.nodes:
+        if node.target is not aten.native_layer_norm_backward.default or not is_own(node) or not node.args[-1][0]:
+            continue
+        picks = [n for n in node.users if is_getitem(n) and n.args[1] == 0]
+        if len(picks) != 1 or not reader.serves(node.args[1]) or not _is_kept(node):
+            continue
+        add, addend = _added(reader, node, picks[0])
+        total = picks[0] if add is None else add
+        copies = [n for n in total.users if n in reader.order and is_own(n) and _narrow_to(n)]
+        copies = [n for n in copies if tensor_of(n).dtype == tensor_of(copies[0]).dtype != tensor_of(total).dtype]
+        if add is not None or copies:
+            found.append(NormGradient(node, add, addend, tuple(copies)))
+    return found
+
+
+def _is_kept(node: fx.Node) -> bool:
+    """Whether the kernel takes what the gradient of a norm is of."""
+    sizes = tensor_of(node.args[1]).shape
+    columns = math.prod(s if isinstance(s, int) else 0 for s in sizes[len(sizes) - len(node.args[2]) :])
+    rows = math.prod(s if isinstance(s, int) else 0 for s in sizes[: len(sizes) - len(node.args[2])])
+    dtypes = [tensor_of(n).dtype for n in (_narrow(node.args[1]), node.args[1])]
+    return all(keeps_gradient(rows, columns, max_dtype(dtype)) for dtype in dtypes)
+
+
+def _added(reader: _Reader, norm: fx.Node, pick: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
+    """The sum of the gradient and what is there already, and that."""
+    add = reader.only_user(pick)
+    if add is None or add.target is not aten.add.Tensor or add.kwargs:
+        return None, None
+    addend = next((a for a in add.args if a is not pick), None)
+    value, mine = None if not isinstance(addend, fx.Node) else value_of(addend), tensor_of(pick)
+    if not isinstance(value, torch.Tensor) or (value.dtype, value.device) != (mine.dtype, mine.device):
+        return None, None
+    is_ready = reader.order.get(addend, -1) < reader.order[norm]
+    return (add, addend) if is_ready and sizes_of(value) == sizes_of(mine) else (None, None)
 
 
 def _is_product(node: fx.Node) -> bool:
@@ -265,6 +371,67 @@ def _written_out(reader: _Reader, node: fx.Node, loss: fx.Node) -> tuple[fx.Node
         return None
     ready = max((reader.order.get(n, -1) for n in loss.all_input_nodes[1:]), default=-1)
     return (x, *chain) if all(is_own(n) and reader.order.get(n, -1) > ready for n in chain) else None
+
+
+def likelihood_gradients(region: Region, on_gpu: OnGpu) -> list[LikelihoodGradient]:
+    """All gradients of likelihoods whose parts nobody else reads."""
+    reader = _Reader(region, on_gpu)
+    found = (_likelihood_gradient(reader, n) for n in region.nodes if n.target is aten.nll_loss_backward.default)
+    return [gradient for gradient in found if gradient is not None]
+
+
+def _likelihood_gradient(reader: _Reader, first: fx.Node) -> LikelihoodGradient | None:
+    rest = next((n for n in first.users if n.target is aten.sub.Tensor), first)
+    _, product = _operands(rest, aten.sub.Tensor, 2)
+    exponential, total = _operands(product, aten.mul.Tensor, 2)
+    (summed,) = _operands(total, aten.sum.dim_IntList, 1, [1], True)
+    (logarithms,) = _operands(exponential, aten.exp.default, 1)
+    distance, logarithm = _operands(logarithms, aten.sub.Tensor, 2)
+    x, opposite = _operands(distance, aten.add.Tensor, 2)
+    if x is None or summed is not first or first.args[3] is not None:
+        return None
+    chain = (first, distance, logarithms, exponential, total, product)
+    readers = [{total, rest}, {logarithms}, {exponential}, {product}, {product}, {rest}]
+    if any(n in reader.outside or set(n.users) != expected for n, expected in zip(chain, readers, strict=True)):
+        return None
+    rows = sizes_of(tensor_of(x))[0]
+    is_a_row = all(sizes_of(tensor_of(n)) == (rows, 1) for n in (opposite, logarithm))
+    if not is_a_row or not all(n in reader.order and is_own(n) for n in (*chain, rest)):
+        return None
+    if not reader.serves(x):
+        return LikelihoodGradient(chain, rest, first, x, opposite, logarithm, has_kernel=False, pads=False)
+    before, source = _made_of(reader, x, {distance})
+    after = _converted(reader, rest)
+    pads = after[-1] not in reader.outside and all(_is_multiplied(n) for n in after[-1].users)
+    return LikelihoodGradient(
+        (*chain, *before, *after[:-1]), after[-1], first, source, opposite, logarithm, has_kernel=True, pads=pads
+    )
+
+
+def _converted(reader: _Reader, node: fx.Node) -> list[fx.Node]:
+    """``node`` and what sees it in another shape, and converts it to a shorter dtype, while nobody else reads it."""
+    chain = [node]
+    while (user := reader.only_user(chain[-1])) is not None:
+        is_short = tensor_of(chain[-1]).dtype == torch.float32 and _narrow_to(user)
+        if user.target not in (aten.view.default, aten._unsafe_view.default) and not is_short:
+            break
+        chain.append(user)
+    return chain
+
+
+def _narrow_to(node: fx.Node) -> bool:
+    """Whether the node does nothing but round to a 16-bit float."""
+    if node.target is not aten._to_copy.default or set(node.kwargs) - {"dtype", "layout", "device"}:
+        return False
+    value, source = tensor_of(node), tensor_of(node.args[0])
+    return value.dtype in (torch.bfloat16, torch.float16) and value.device == source.device
+
+
+def _is_multiplied(node: fx.Node) -> bool:
+    """Whether the node is a product, or a transpose that only products read."""
+    if node.target in (aten.t.default, aten.permute.default):
+        return all(_is_multiplied(n) for n in node.users)
+    return _is_product(node)
 
 
 def _operands(node: Any, op: Any, count: int, *rest: Any) -> tuple[Any, ...]:

@@ -12,9 +12,8 @@ from torch import fx
 from torch_max_backend.aten_functions.broadcasts import LOOKED_AT, operands_of, shape_of
 from torch_max_backend.aten_functions.common import permuted_from
 from torch_max_backend.aten_functions.transposes import written_transpose
-from torch_max_backend.compiler.fusion import tensor_of
 from torch_max_backend.graph.region import Region, is_getitem
-from torch_max_backend.graph.tensors import order_of, sizes_of, value_of
+from torch_max_backend.graph.tensors import order_of, sizes_of, tensor_of, value_of
 
 aten = torch.ops.aten
 

@@ -13,6 +13,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch_max_backend.aten_functions.dtypes import TO_MAX
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.graph.region import is_getitem, map_nodes
+from torch_max_backend.graph.taken import is_named
 from torch_max_backend.graph.tensors import expr_of, is_plain, symbols_of, tensors_of, value_of
 
 
@@ -55,7 +56,7 @@ def classify(node: fx.Node, refused: Mapping[fx.Node, str], torch_executed: Coll
         return Verdict(Runner.TORCH)
     if not isinstance(target, OpOverload):
         return Verdict(Runner.ISLAND, "not an ATen op")
-    if {str(target), str(target.overloadpacket)} & set(torch_executed):
+    if is_named(target, torch_executed):
         return Verdict(Runner.ISLAND, "listed in torch_executed_ops")
     if target in aten_functions.torch_ops:
         return Verdict(Runner.TORCH)

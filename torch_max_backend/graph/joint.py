@@ -6,16 +6,18 @@ computes again only what it knows to be cheap, and keeps whatever a node reads t
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from torch_max_backend.aten_functions.registry import aten_functions
+from torch_max_backend.graph.gelu import recognize_gelu
 from torch_max_backend.graph.masks import simplify_masks
 from torch_max_backend.graph.rewrites import call_node
-from torch_max_backend.graph.tensors import tensors_of, value_of
+from torch_max_backend.graph.taken import is_taken
+from torch_max_backend.graph.tensors import order_of, symbols_of, tensor_of, value_of
 
 aten = torch.ops.aten
 
@@ -25,7 +27,9 @@ def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.
     for step in PASSES:
         step(joint)
     joint.graph.lint()
-    return min_cut_rematerialization_partition(joint, joint_inputs, **how)
+    forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **how)
+    save_wholes(forward, backward, how["num_fwd_outputs"])
+    return forward, backward
 
 
 def drop_aliases(gm: fx.GraphModule) -> None:
@@ -33,7 +37,7 @@ def drop_aliases(gm: fx.GraphModule) -> None:
     returned = set(gm.graph.output_node().all_input_nodes)
     for op in (aten.detach.default, aten.alias.default):
         nodes = gm.graph.find_nodes(op="call_function", target=op)
-        for node in nodes if not _is_users(op) else ():
+        for node in nodes if not is_taken(op) else ():
             if node not in returned:
                 node.replace_all_uses_with(node.args[0])
                 gm.graph.erase_node(node)
@@ -41,11 +45,11 @@ def drop_aliases(gm: fx.GraphModule) -> None:
 
 def name_transposes(gm: fx.GraphModule) -> None:
     """Write ``transpose`` as ``permute``, which min-cut knows to be a view."""
-    if _is_users(aten.transpose.int) or _is_users(aten.permute.default):
+    if is_taken(aten.transpose.int, aten.permute.default):
         return
     for node in gm.graph.find_nodes(op="call_function", target=aten.transpose.int):
         x, first, second = node.args
-        order = list(range(_value(x).dim()))
+        order = list(range(tensor_of(x).dim()))
         if order:
             order[first], order[second] = order[second], order[first]
         node.target, node.args = aten.permute.default, (x, order)
@@ -54,18 +58,18 @@ def name_transposes(gm: fx.GraphModule) -> None:
 def save_no_probabilities(gm: fx.GraphModule) -> None:
     """Give the backward of a cross-entropy the logits and two numbers a row, and not the log-probabilities.
 
-    All is written out in ops that min-cut knows: the log-probabilities, of which the forward then needs one a row
-    (`compiler/row_chains.py`), and the gradient, which is where the class is the target less the probability, times the
-    gradient of the row's loss.
+    All is written out in ops that min-cut knows: the log-probabilities, of which the forward then needs one a row, and
+    the gradient, which is the likelihood's less the probabilities times the sum of that. What the kernels make of both
+    is in `compiler/row_chains.py`.
     Left alone are weighted losses, and log-probabilities that are rounded, or that anything but the loss reads.
     """
     for node in gm.graph.find_nodes(op="call_function", target=aten._log_softmax.default):
         readers = [[n for n in node.users if n.target is op] for op in _LIKELIHOOD]
-        if len(node.users) != 3 or any(len(found) != 1 for found in readers) or any(map(_is_users, _LIKELIHOOD)):
+        if len(node.users) != 3 or any(len(found) != 1 for found in readers) or is_taken(node.target, *_LIKELIHOOD):
             continue
         (loss,), (first,), (last,) = readers
         x, dim, _ = node.args
-        logits, is_weighted = _value(x), loss.args[2] is not None
+        logits, is_weighted = tensor_of(x), loss.args[2] is not None
         is_matrix = logits.dim() == 2 and dim % 2 == 1 and isinstance(logits.shape[1], int)
         if is_weighted or not is_matrix or logits.dtype != torch.float32 or list(first.users) != [last]:
             continue
@@ -76,13 +80,19 @@ def save_no_probabilities(gm: fx.GraphModule) -> None:
             total = call_node(gm, aten.sum.dim_IntList, (exponentials, [1], True), node)
             logarithm = call_node(gm, aten.log.default, (total,), node)
             logarithms = call_node(gm, aten.sub.Tensor, (distance, logarithm), node)
+        with gm.graph.inserting_before(first):  # whose gradient needs a shape, and would have min-cut save what has it
+            rows = logits.shape[0] if isinstance(logits.shape[0], int) else call_node(gm, aten.sym_size.int, (x, 0), x)
+            zero = call_node(gm, aten.full.default, ([1, 1], 0.0), x, dtype=logits.dtype, device=logits.device)
+            first.replace_input_with(node, call_node(gm, aten.expand.default, (zero, [rows, logits.shape[1]]), x))
         with gm.graph.inserting_before(last):  # x + (-max): min-cut would save a difference that both halves read
             opposite = call_node(gm, aten.neg.default, (largest,), node)
             distance = call_node(gm, aten.add.Tensor, (x, opposite), node)
             again = call_node(gm, aten.sub.Tensor, (distance, logarithm), node)
-            last.replace_all_uses_with(_gradient_of_logits(gm, first, again))
-        for done in (last, first):
-            gm.graph.erase_node(done)
+            probabilities = call_node(gm, aten.exp.default, (again,), last)
+            of_row = call_node(gm, aten.sum.dim_IntList, (first, [1], True), last)
+            rest = call_node(gm, aten.mul.Tensor, (probabilities, of_row), last)
+            last.replace_all_uses_with(call_node(gm, aten.sub.Tensor, (first, rest), last))
+        gm.graph.erase_node(last)
         node.replace_all_uses_with(logarithms)
         gm.graph.erase_node(node)
 
@@ -90,34 +100,76 @@ def save_no_probabilities(gm: fx.GraphModule) -> None:
 _LIKELIHOOD = (aten.nll_loss_forward.default, aten.nll_loss_backward.default, aten._log_softmax_backward_data.default)
 
 
-def _gradient_of_logits(gm: fx.GraphModule, loss: fx.Node, logarithms: fx.Node) -> fx.Node:
-    """What ``nll_loss_backward`` makes of log-probabilities, and ``_log_softmax_backward_data`` of that."""
+# -- after the cut ---------------------------------------------------------------------------------------------------
+def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """Save a tensor in the place of its pieces that do not lie side by side, such as queries, keys and values.
 
-    def call(op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call_node(gm, op, args, loss, **kwargs)
+    The backward would have to copy such a piece. It cuts them off the whole instead, which its kernels know how to
+    read. A whole that is larger than what is saved of it is not kept for that.
 
-    grad, _, target, _, reduction, ignored, total_weight = loss.args
-    value = _value(loss)
-    grad = call(aten.neg.default, grad)
-    if reduction == 1:  # the mean
-        grad = call(aten.div.Tensor, grad, total_weight)
-    grad = call(aten.unsqueeze.default, grad, 1) if reduction == 0 else call(aten.view.default, grad, [1, 1])
-    zero = call(aten.full.default, [], 0.0, dtype=value.dtype, device=value.device)
-    target = call(aten.unsqueeze.default, target, 1)
-    of_row = call(aten.where.self, call(aten.ne.Scalar, target, ignored), grad, zero)
-    classes = call(aten.arange.default, value.shape[1], dtype=torch.int64, device=value.device)
-    at_target = call(aten.where.self, call(aten.eq.Tensor, classes, target), of_row, zero)
-    return call(aten.sub.Tensor, at_target, call(aten.mul.Tensor, call(aten.exp.default, logarithms), of_row))
+    Args:
+        results: How many outputs the forward has before those that it saves.
+    """
+    output = forward.graph.output_node()
+    outputs = list(output.args[0])
+    given = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    groups: dict[fx.Node, dict[fx.Node, list[fx.Node]]] = {}
+    for node in outputs[results:]:
+        steps = _views(node) if isinstance(node, fx.Node) and node.name in given else []
+        if steps:
+            groups.setdefault(steps[0].args[0], {})[node] = steps
+    for whole, pieces in groups.items():
+        is_saved = whole in outputs[results:]
+        size = sum(tensor_of(n).numel() for n in pieces)
+        if all(order_of(tensor_of(n)) for n in pieces) or (tensor_of(whole).numel() > size and not is_saved):
+            continue
+        first = next(iter(pieces))
+        if is_saved:
+            source = given[whole.name]
+        else:
+            with backward.graph.inserting_before(given[first.name]):
+                source = backward.graph.placeholder(whole.name)
+            source.meta.update(whole.meta)
+            outputs[outputs.index(first, results)] = whole
+        last = next(n for n in backward.graph.nodes if n.op != "placeholder")
+        copied = {whole: source}
+        for node, steps in pieces.items():
+            for step in steps:
+                if step not in copied:
+                    with backward.graph.inserting_before(last):
+                        copied[step] = backward.graph.node_copy(step, copied.__getitem__)
+            given[node.name].replace_all_uses_with(copied[node])
+            backward.graph.erase_node(given[node.name])
+        outputs = outputs[:results] + [n for n in outputs[results:] if n not in pieces]
+    if outputs != list(output.args[0]):
+        output.args = (tuple(outputs),)
+        forward.recompile()
+        backward.recompile()
 
 
-def _value(node: fx.Node) -> torch.Tensor:
-    return tensors_of(value_of(node))[0]
+_VIEWS = {
+    operator.getitem,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.permute.default,
+    aten.t.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+}
 
 
-def _is_users(op: Any) -> bool:
-    """Whether the user has a lowering for this op, which then sees every node of it."""
-    lowering = aten_functions.get(op)
-    return lowering is not None and not lowering.is_own
+def _views(node: fx.Node) -> list[fx.Node]:
+    """The views that ``node`` is seen through, the first of what is no view itself; none where sizes vary."""
+    steps: list[fx.Node] = []
+    while node.target in _VIEWS and len(node.all_input_nodes) == 1 and not symbols_of(value_of(node)):
+        steps.insert(0, node)
+        (node,) = node.all_input_nodes
+    is_tensor = isinstance(value_of(node), torch.Tensor) and node.op == "call_function"
+    return steps if is_tensor and not is_taken(*(s.target for s in steps)) else []
 
 
-PASSES = [drop_aliases, name_transposes, simplify_masks, save_no_probabilities]
+PASSES = [drop_aliases, name_transposes, simplify_masks, recognize_gelu, save_no_probabilities]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.graph.folding import constant_nodes, evaluate
 from torch_max_backend.graph.region import is_getitem
-from torch_max_backend.graph.tensors import symbols_of, tensors_of, value_of
+from torch_max_backend.graph.tensors import symbols_of, tensor_of, value_of
 
 aten = torch.ops.aten
 
@@ -89,7 +89,7 @@ def _tell(node: fx.Node, is_causal: bool) -> None:
 def _has_simple_mask(node: fx.Node) -> bool:
     """Whether the mask of this attention may go, which its gradients, all that reads its further results, have too."""
     mask = _mask(node, ATTENTION[node.target])
-    if mask is None or not _first(node).is_cuda or symbols_of(value_of(mask)):
+    if mask is None or not tensor_of(node).is_cuda or symbols_of(value_of(mask)):
         return False
     return all(n.target in BACKWARD and _mask(n, BACKWARD[n.target]) is mask for n in _readers_of_more(node))
 
@@ -113,10 +113,6 @@ def _readers_of_more(node: fx.Node) -> list[fx.Node]:
 
 def _gradients(node: fx.Node) -> list[fx.Node]:
     return list(dict.fromkeys(_readers_of_more(node)))
-
-
-def _first(node: fx.Node) -> torch.Tensor:
-    return tensors_of(value_of(node))[0]
 
 
 def kind_of(mask: torch.Tensor | None) -> str:

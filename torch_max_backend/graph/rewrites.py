@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.graph.folding import fold_constants
 from torch_max_backend.graph.gelu import recognize_gelu
 from torch_max_backend.graph.masks import simplify_masks
-from torch_max_backend.graph.tensors import order_of, tensors_of, value_of
+from torch_max_backend.graph.taken import is_taken
+from torch_max_backend.graph.tensors import order_of, tensor_of, tensors_of, value_of
 
 aten = torch.ops.aten
 
@@ -30,8 +30,7 @@ def drop_copies(gm: fx.GraphModule) -> None:
     Dropout leaves one when it does not train, and MAX fuses nothing through it. Copies stay that the graph returns, or
     of what may lie in an input's memory, which is written at the end, or that a user's lowering makes.
     """
-    lowering = aten_functions.get(aten.clone.default)
-    if lowering is not None and not lowering.is_own:
+    if is_taken(aten.clone.default):
         return
     inputs = {_storage(t) for n in gm.graph.find_nodes(op="placeholder") for t in tensors_of(n.meta.get("val"))}
     returned = set(gm.graph.output_node().all_input_nodes)
@@ -39,7 +38,7 @@ def drop_copies(gm: fx.GraphModule) -> None:
         source = node.args[0]
         if node in returned or source.op != "call_function":
             continue
-        copy, original = tensors_of(value_of(node))[0], tensors_of(value_of(source))[0]
+        copy, original = tensor_of(node), tensor_of(source)
         if copy.stride() == original.stride() and order_of(original) is not None and _storage(original) not in inputs:
             node.replace_all_uses_with(source)
             gm.graph.erase_node(node)
@@ -55,7 +54,7 @@ def split_dropout(gm: fx.GraphModule) -> None:
     On a CPU ``native_dropout`` is ``bernoulli_(1 - p)``, in the order of the memory, and two products. (On a GPU it is
     a kernel that draws in its own way.) A lowering that a user has registered for it is left its node.
     """
-    if aten_functions.get(aten.native_dropout.default) is not None:
+    if is_taken(aten.native_dropout.default):
         return
     for node in list(gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default)):
         x, p, train = node.args
@@ -113,8 +112,8 @@ def _empty(gm: fx.GraphModule, like: torch.Tensor, origin: fx.Node) -> fx.Node:
 def call_node(gm: fx.GraphModule, op: Any, args: tuple[Any, ...], origin: fx.Node, **kwargs: Any) -> fx.Node:
     """A new node. Its value is a new fake tensor: values that share memory count as views of each other."""
     node = gm.graph.call_function(op, args, kwargs)
-    values = [value_of(a) if isinstance(a, fx.Node) else a for a in args]
-    with tensors_of(value_of(origin))[0].fake_mode:
+    values = fx.node.map_arg(args, value_of)
+    with tensor_of(origin).fake_mode:
         node.meta.update(val=op(*values, **kwargs), stack_trace=origin.meta.get("stack_trace"))
     return node
 

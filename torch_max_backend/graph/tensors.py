@@ -90,6 +90,11 @@ def value_of(node: fx.Node) -> object:
     return node.meta.get("val")
 
 
+def tensor_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor that the node gives, the first one of several."""
+    return tensors_of(value_of(node))[0]
+
+
 def tensors_of(value: object) -> list[torch.Tensor]:
     """All tensors inside a node's value."""
     if isinstance(value, torch.Tensor):

@@ -7,6 +7,7 @@ needed only where something is compiled.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 from pathlib import Path
@@ -20,7 +21,13 @@ from torch_max_backend.digests import cpu_target
 from torch_max_backend.errors import EnvironmentUnsupportedError
 
 POOL_PERCENT = "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT"
-"""MAX's variable for the share of a GPU's memory that its pool reserves; read when a GPU is opened."""
+"""MAX's variable for the share of a GPU's memory that its pool may have; read when a GPU is opened."""
+SHARE, SHARE_WITH_RECORDINGS = "60", "5"
+"""Percent. A pool grows on demand up to its share. Beyond it the driver allocates, and waits for the GPU whenever
+memory is given back: a training step that needs 22 GB took 59 ms with a share of 7 GB, and 45 with more. But the first
+device graph that is recorded makes MAX reserve all of its share."""
+
+log = logging.getLogger("torch_max_backend")
 
 _lock = threading.Lock()
 _session: InferenceSession | None = None
@@ -28,13 +35,23 @@ _session: InferenceSession | None = None
 
 @functools.cache
 def get_accelerators() -> tuple[driver.Device, ...]:
-    """The GPUs that MAX can use on this machine, in MAX's order; empty on a CPU-only machine.
-
-    Recording a device graph makes MAX's pool of memory take what it may: by default nearly the whole card, which torch
-    needs too. The pool grows beyond its size where it must.
-    """
-    os.environ.setdefault(POOL_PERCENT, "5")
+    """The GPUs that MAX can use on this machine, in MAX's order; empty on a CPU-only machine."""
+    os.environ.setdefault(POOL_PERCENT, SHARE)
     return tuple(driver.Accelerator(i) for i in range(driver.accelerator_count()))
+
+
+@functools.cache
+def expect_recordings() -> None:
+    """Give MAX's pool a small share of a GPU, since recording a device graph reserves it: before a GPU is opened."""
+    if not get_accelerators.cache_info().currsize:
+        os.environ.setdefault(POOL_PERCENT, SHARE_WITH_RECORDINGS)
+    elif os.environ[POOL_PERCENT] == SHARE and get_accelerators():
+        log.warning(
+            "device graphs: the first that is recorded reserves %s %% of the GPU's memory for MAX, because functions "
+            "without them came first in this process. Compile one with them first, or set %s.",
+            SHARE,
+            POOL_PERCENT,
+        )
 
 
 def session() -> InferenceSession:
