@@ -108,6 +108,74 @@ struct MaxPoolLast[
         foreach[target=target](element, values, ctx)
 
 
+@extensibility.register("tmb_max_pool_last_with_places")
+struct MaxPoolLastWithPlaces[
+    kd: Int, kh: Int, kw: Int, sd: Int, sh: Int, sw: Int, pd: Int, ph: Int, pw: Int, dd: Int, dh: Int, dw: Int, together: Int
+]:
+    """`tmb_max_pool` of images `[N, D, H, W, C]`, `together` channels at a time."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        values: OutputTensor[rank=5, ...],
+        indices: OutputTensor[dtype=DType.int64, rank=5, ...],
+        image: InputTensor[dtype=values.dtype, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var depth = image.dim_size(1)
+        var height = image.dim_size(2)
+        var width = image.dim_size(3)
+        var channels = image.dim_size(4)
+        var out_depth = values.dim_size(1)
+        var out_height = values.dim_size(2)
+        var out_width = values.dim_size(3)
+        var pixels = image.unsafe_ptr()
+        var largest = values.unsafe_ptr()
+
+        def element[
+            lanes: Int
+        ](at: Coord[...]) {
+            var pixels,
+            var largest,
+            var depth,
+            var height,
+            var width,
+            var channels,
+            var out_depth,
+            var out_height,
+            var out_width,
+        } -> SIMD[DType.int64, lanes]:
+            var od = Int(at[1].value())
+            var oh = Int(at[2].value())
+            var ow = Int(at[3].value())
+            var d0 = od * Self.sd - Self.pd
+            var h0 = oh * Self.sh - Self.ph
+            var w0 = ow * Self.sw - Self.pw
+            var image = Int(at[0].value())
+            var channel = Int(at[4].value())
+            var first = image * depth * height * width * channels + channel
+            var best = SIMD[values.dtype, lanes](min_or_neg_inf[values.dtype]())
+            var places = SIMD[DType.int32, lanes](-1)
+            comptime for kd in range(Self.kd):
+                comptime for kh in range(Self.kh):
+                    comptime for kw in range(Self.kw):
+                        var d = d0 + kd * Self.dd
+                        var h = h0 + kh * Self.dh
+                        var w = w0 + kw * Self.dw
+                        if 0 <= d < depth and 0 <= h < height and 0 <= w < width:
+                            var place = (d * height + h) * width + w
+                            var x = pixels.unsafe_load[width=lanes](first + place * channels)
+                            var wins = x.gt(best) | isnan(x) | places.lt(0)
+                            best = wins.select(x, best)
+                            places = wins.select(SIMD[DType.int32, lanes](place), places)
+            var place = ((image * out_depth + od) * out_height + oh) * out_width + ow
+            largest.unsafe_store(place * channels + channel, best)
+            return places.cast[DType.int64]()
+
+        foreach[target=target, simd_width=Self.together](element, indices, ctx)
+
+
 @extensibility.register("tmb_max_pool_backward")
 struct MaxPoolBackward[
     kd: Int, kh: Int, kw: Int, sd: Int, sh: Int, sw: Int, pd: Int, ph: Int, pw: Int, dd: Int, dh: Int, dw: Int
@@ -155,6 +223,67 @@ struct MaxPoolBackward[
             return SIMD[result.dtype, lanes](total.cast[result.dtype]())
 
         foreach[target=target, simd_width=1](element, result, ctx)
+
+
+@extensibility.register("tmb_max_pool_last_backward")
+struct MaxPoolLastBackward[
+    kd: Int, kh: Int, kw: Int, sd: Int, sh: Int, sw: Int, pd: Int, ph: Int, pw: Int, dd: Int, dh: Int, dw: Int, together: Int
+]:
+    """`tmb_max_pool_backward` of images `[N, D, H, W, C]`, `together` channels at a time."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[rank=5, ...],
+        grad: InputTensor[dtype=result.dtype, rank=5, ...],
+        indices: InputTensor[dtype=DType.int64, rank=5, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var height = result.dim_size(2)
+        var width = result.dim_size(3)
+        var channels = result.dim_size(4)
+        var out_depth = grad.dim_size(1)
+        var out_height = grad.dim_size(2)
+        var out_width = grad.dim_size(3)
+        var grads = grad.unsafe_ptr()
+        var chosen = indices.unsafe_ptr()
+
+        def element[
+            lanes: Int
+        ](at: Coord[...]) {
+            var grads,
+            var chosen,
+            var height,
+            var width,
+            var channels,
+            var out_depth,
+            var out_height,
+            var out_width,
+        } -> SIMD[result.dtype, lanes]:
+            comptime wide = DType.float32 if result.dtype.is_half_float() else result.dtype
+            var d = Int(at[1].value())
+            var h = Int(at[2].value())
+            var w = Int(at[3].value())
+            var place = SIMD[DType.int64, lanes]((d * height + h) * width + w)
+            var first = Int(at[0].value()) * out_depth * out_height * out_width * channels + Int(at[4].value())
+            var d0 = max(ceildiv(d + Self.pd - (Self.kd - 1) * Self.dd, Self.sd), 0)
+            var h0 = max(ceildiv(h + Self.ph - (Self.kh - 1) * Self.dh, Self.sh), 0)
+            var w0 = max(ceildiv(w + Self.pw - (Self.kw - 1) * Self.dw, Self.sw), 0)
+            var d1 = min((d + Self.pd) // Self.sd + 1, out_depth)
+            var h1 = min((h + Self.ph) // Self.sh + 1, out_height)
+            var w1 = min((w + Self.pw) // Self.sw + 1, out_width)
+            var total = SIMD[wide, lanes](0)
+            for od in range(d0, d1):
+                for oh in range(h0, h1):
+                    for ow in range(w0, w1):
+                        var window = first + ((od * out_height + oh) * out_width + ow) * channels
+                        var x = grads.unsafe_load[width=lanes](window).cast[wide]()
+                        var is_chosen = chosen.unsafe_load[width=lanes](window).eq(place)
+                        total += is_chosen.select(x, SIMD[wide, lanes](0))
+            return total.cast[result.dtype]()
+
+        foreach[target=target, simd_width=Self.together](element, result, ctx)
 
 
 @extensibility.register("tmb_adaptive_max_pool")

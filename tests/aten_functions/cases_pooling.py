@@ -49,7 +49,7 @@ def largest_other_sizes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
-def largest_backward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def largest_backward_of_images(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     results = []
     for window in (
         ([3, 3], [2, 2], [1, 1], [1, 1], False),
@@ -58,10 +58,14 @@ def largest_backward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     ):
         values, places = aten.max_pool2d_with_indices(x, *window)
         results.append(aten.max_pool2d_with_indices_backward(torch.sin(values), x, *window, places))
+    return tuple(results)
+
+
+def largest_backward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     window = ([1, 3, 3], [1, 2, 2], [0, 1, 1], [1, 1, 1], False)
     values, places = aten.max_pool3d_with_indices(x, *window)
-    results.append(aten.max_pool3d_with_indices_backward(torch.sin(values), x, *window, places))
-    return tuple(results)
+    in_space = aten.max_pool3d_with_indices_backward(torch.sin(values), x, *window, places)
+    return *largest_backward_of_images(x), in_space
 
 
 def means(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -176,6 +180,12 @@ CASES = [
         lambda x: F.max_pool2d(x, 3, 2, 1, dilation=2),
         (HARD.to(memory_format=torch.channels_last),),
         exact=True,
+    ),
+    Case("places_channels_last", largest_places, (HARD.to(memory_format=torch.channels_last),), exact=True),
+    Case(
+        "largest_backward_channels_last",
+        largest_backward_of_images,
+        (HARD.nan_to_num().to(memory_format=torch.channels_last),),
     ),
     Case("places_hard", largest_places, (HARD,), exact=True),
     Case("places_f16", largest_places, (randn(2, 3, 9, 11, dtype=F16),), exact=True),

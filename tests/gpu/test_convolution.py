@@ -225,3 +225,28 @@ def test_strides_are_torchs() -> None:
         with torch.no_grad():
             given = torch.compile(F.conv2d, backend="max_backend", options={"fallback": "error"})(x, w)
         assert given.stride() == F.conv2d(x, w).stride()
+
+
+def max_pools(x: torch.Tensor) -> Any:
+    results = []
+    for window in (
+        ([3, 3], [2, 2], [1, 1], [1, 1], False),
+        ([2, 3], [1, 2], [1, 1], [2, 1], True),
+        ([2, 2], [2, 2], [0, 0], [1, 1], False),
+    ):
+        values, places = aten.max_pool2d_with_indices(x, *window)
+        gradient = aten.max_pool2d_with_indices_backward(values * 2, x, *window, places)
+        results += [values, places, gradient, F.max_pool2d(x, *window[:4], window[4])]
+    return tuple(results)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_max_pools(dtype: torch.dtype, layout: str) -> None:
+    """Channels that are looked at one by one and eight at a time."""
+    shapes = [(2, 3, 17, 19), (3, 16, 14, 15), (1, 72, 9, 8)]
+
+    def images(shape: tuple[int, ...]) -> Callable[[torch.Generator], torch.Tensor]:
+        return lambda g: torch.randn(shape, generator=g).to(dtype).to(memory_format=LAYOUTS[layout])
+
+    check_calls([Call(str(shape), max_pools, (images(shape),)) for shape in shapes])

@@ -41,6 +41,8 @@ from torch_max_backend.errors import NeedsStatic, Unsupported
 Ints = Sequence[int]
 
 FAR = 1 << 30  # more than any spatial size
+_AT_ONCE = 8
+"""Channels that fill an access to memory."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,18 @@ def _planes(x: TensorValue, spatial: int) -> TensorValue:
     return reshape(x, [lead, *[1] * (3 - spatial), *x.shape[x.rank - spatial :]])
 
 
+def _images(x: TensorValue, spatial: int) -> TensorValue:
+    """``[N, C, *S]`` with its channels last, ``[N, D, H, W, C]``."""
+    batch, *sizes, channels = channels_last(x).shape
+    return reshape(channels_last(x), [batch, *[Dim(1)] * (3 - spatial), *sizes, channels])
+
+
+def _together(images: TensorValue) -> int:
+    """How many channels a thread looks at."""
+    channels = static(images.shape[-1])
+    return _AT_ONCE if channels and channels % _AT_ONCE == 0 else 1
+
+
 def _is_empty(shape: Sequence[Dim]) -> bool:
     return any(static(d) == 0 for d in shape)
 
@@ -121,20 +135,24 @@ def _max_pool(x: TensorValue, pool: Pool) -> tuple[TensorValue | None, TensorVal
     shape = out_shape(0)
     if _is_empty(shape):
         return full(0, shape, x.dtype, x.device), full(0, shape, DType.int64, x.device)
+    if is_channels_last(x) and x.rank == pool.spatial + 2 and x.dtype.is_float():
+        image, sizes = _images(x, pool.spatial), shape[2:]
+        wide = [image.shape[0], *[Dim(1)] * (3 - pool.spatial), *sizes, image.shape[-1]]
+        back = [image.shape[0], *sizes, image.shape[-1]]
+        if not is_used(1):
+            (values,) = mojo_op("tmb_max_pool_last", [image], [(x.dtype, wide)], pool.parameters())
+            return channels_first(reshape(values, back)), None
+        outputs = [(x.dtype, wide), (DType.int64, wide)]
+        parameters = {**pool.parameters(), "together": _together(image)}
+        found = mojo_op("tmb_max_pool_last_with_places", [image], outputs, parameters)
+        values, indices = (channels_first(reshape(v, back)) for v in found)
+        return values, indices
     if is_used(1):
         image = _planes(x, pool.spatial)
         wide = [image.shape[0], *[Dim(1)] * (3 - pool.spatial), *shape[len(shape) - pool.spatial :]]
         outputs = [(x.dtype, wide), (DType.int64, wide)]
         values, indices = mojo_op("tmb_max_pool", [image], outputs, pool.parameters())
         return reshape(values, shape), reshape(indices, shape)
-    if is_channels_last(x) and x.rank == pool.spatial + 2:
-        last = channels_last(x)
-        batch, *sizes, channels = last.shape
-        more = [Dim(1)] * (3 - pool.spatial)
-        wide = [batch, *more, *shape[2:], channels]
-        image = reshape(last, [batch, *more, *sizes, channels])
-        (values,) = mojo_op("tmb_max_pool_last", [image], [(x.dtype, wide)], pool.parameters())
-        return channels_first(reshape(values, [batch, *shape[2:], channels])), None
     for i in range(pool.spatial):
         axis = x.rank - pool.spatial + i
         x = pad_axis(x, axis, pool.padding[i], pool.after(i), _lowest(x.dtype))
@@ -174,6 +192,13 @@ def _max_pool_backward(grad: TensorValue, x: TensorValue, indices: TensorValue, 
     shape = out_shape()
     if _is_empty(shape) or _is_empty(grad.shape):
         return full(0, shape, grad.dtype, grad.device)
+    if is_channels_last(indices) and x.rank == pool.spatial + 2:
+        values = [_images(v, pool.spatial) for v in (grad, indices)]
+        batch, channels, *sizes = shape
+        wide = [batch, *[Dim(1)] * (3 - pool.spatial), *sizes, channels]
+        parameters = {**pool.parameters(), "together": _together(values[0])}
+        (result,) = mojo_op("tmb_max_pool_last_backward", values, [(grad.dtype, wide)], parameters)
+        return channels_first(reshape(result, [batch, *sizes, channels]))
     image = _planes(x, pool.spatial).shape
     values = [_planes(grad, pool.spatial), _planes(indices, pool.spatial)]
     (result,) = mojo_op("tmb_max_pool_backward", values, [(grad.dtype, image)], pool.parameters())
