@@ -358,3 +358,87 @@ def test_arguments_and_their_views_are_the_callers() -> None:
     assert whole is mine
     assert part.tolist() == [5.0, 6.0]
     assert part.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
+
+
+def saving() -> Setup:
+    """The first result is the caller's, the other two are saved for a backward, one of them transposed."""
+    source = "def call(args):\n    w, x, = args\n    args.clear()\n    y, z, = region0((w,), (x,))\n"
+    source += "    return (y, z, y.t())\n"
+    functions = [lambda w, x: [x @ w, x + 1]]
+    return Setup(source, [region(2, {0})], functions, static=frozenset({0}), saved=frozenset({1, 2}))
+
+
+def test_what_is_saved_for_a_backward_is_lent() -> None:
+    setup, w = saving(), torch.randn(4, 4)
+    places = set()
+    for n in range(5):
+        x = torch.randn(3, 4)
+        y, z, t = setup(w, x)
+        torch.testing.assert_close((y, z, t), (x @ w, x + 1, (x @ w).t()))
+        if n:
+            places.add((z.data_ptr(), t.data_ptr()))
+            assert y.data_ptr() != t.data_ptr()
+        del y, z, t
+    assert len(places) == 1 and setup.models[0].replayed == 4
+
+
+def test_nothing_is_played_while_something_is_lent() -> None:
+    """Two forwards before their backwards, or a graph that is kept; an alias counts, too."""
+    setup, w = saving(), torch.randn(4, 4)
+    inputs = [torch.randn(3, 4) for _ in range(6)]
+    for x in inputs[:2]:
+        setup(w, x)
+    kept = setup(w, inputs[2])[1][:2].detach()
+    for x in inputs[3:5]:
+        torch.testing.assert_close(setup(w, x)[1], x + 1)
+    torch.testing.assert_close(kept, inputs[2][:2] + 1)
+    assert (setup.models[0].replayed, setup.models[0].executed) == (2, 3)
+    del kept
+    torch.testing.assert_close(setup(w, inputs[5])[1], inputs[5] + 1)
+    assert setup.models[0].replayed == 3
+
+
+def test_memory_that_is_lent_goes_back_later() -> None:
+    setup, w = saving(), torch.randn(4, 4)
+    model = setup.models[0]
+    for _ in range(2):
+        kept = setup(w, torch.ones(3, 4))
+    del setup
+    gc.collect()
+    assert not model.released
+    torch.testing.assert_close(kept[1], torch.full((3, 4), 2.0))
+    del kept
+    other = linear()
+    for _ in range(2):
+        other(w, torch.randn(3, 4))
+    del other
+    gc.collect()
+    assert len(model.released) == 1
+
+
+@pytest.mark.parametrize(("calls", "is_recorded"), [(3, False), (4, True)])
+def test_a_backward_waits_for_its_arguments_to_stay(
+    monkeypatch: pytest.MonkeyPatch, calls: int, is_recorded: bool
+) -> None:
+    """They are too large to be copied, and somewhere else in the first calls."""
+    monkeypatch.setattr(replay, "COPY_LIMIT", 50)
+    source = "def call(args):\n    w, x, = args\n    args.clear()\n    y, = region0((w,), (x,))\n    return (y,)\n"
+    setup = Setup(source, [region(2, {0})], [lambda w, x: [(x @ w).sum(0)]], static=frozenset({0}))
+    w, inputs = torch.randn(4, 4), [torch.randn(5, 4) for _ in range(3)]
+    for x in [*inputs, inputs[-1]][:calls]:
+        torch.testing.assert_close(setup(w, x)[0], (x @ w).sum(0))
+    assert setup.recorded == is_recorded
+
+
+def test_arguments_that_never_stay_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replay, "COPY_LIMIT", 50)
+    caplog.set_level(logging.INFO, "torch_max_backend")
+    source = "def call(args):\n    w, x, = args\n    args.clear()\n    y, = region0((w,), (x,))\n    return (y,)\n"
+    setup = Setup(source, [region(2, {0})], [lambda w, x: [(x @ w).sum(0)]], static=frozenset({0}))
+    w, inputs = torch.randn(4, 4), [torch.randn(5, 4) for _ in range(9)]
+    for x in inputs:
+        setup(w, x)
+    assert setup.recorded == 0
+    assert "arguments that move" in caplog.text

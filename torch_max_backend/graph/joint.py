@@ -21,6 +21,9 @@ from torch_max_backend.graph.tensors import order_of, symbols_of, tensor_of, val
 
 aten = torch.ops.aten
 
+SAVED_FROM = "torch_max_backend_saved_from"
+"""What an output node's ``meta`` calls the position from which on a forward's outputs are saved for its backward."""
+
 
 def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Rewrite the joint graph, and cut it into forward and backward. ``how`` is min-cut's."""
@@ -29,6 +32,7 @@ def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.
     joint.graph.lint()
     forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **how)
     save_wholes(forward, backward, how["num_fwd_outputs"])
+    forward.graph.output_node().meta[SAVED_FROM] = how["num_fwd_outputs"]
     return forward, backward
 
 

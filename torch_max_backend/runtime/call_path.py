@@ -26,7 +26,8 @@ class CallSpec:
     ``regions`` are ``region0``, ``region1``, … of the text, ``values`` its torch ops and constants by name.
     ``profiled`` gives the names that get a profiler range, and the range's label. ``static`` are the positions of
     arguments whose memory stays from call to call, ``varying`` of those with a symbol in their shape or value,
-    ``written`` of those that are written in place.
+    ``written`` of those that are written in place. ``saved`` are the positions of results that are kept for a backward,
+    and that nobody writes to.
     """
 
     source: str
@@ -36,6 +37,7 @@ class CallSpec:
     static: frozenset[int] = frozenset()
     varying: tuple[int, ...] = ()
     written: frozenset[int] = frozenset()
+    saved: frozenset[int] = frozenset()
 
     def build(self, models: Sequence[Model]) -> Callable[[list[Any]], Any]:
         """The function, which takes a list of arguments and empties it, on one model per region."""

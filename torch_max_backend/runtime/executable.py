@@ -16,6 +16,7 @@ from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
 
 from torch_max_backend.errors import LoweringError
+from torch_max_backend.graph.joint import SAVED_FROM
 from torch_max_backend.graph.partition import Plan
 from torch_max_backend.graph.region import Port, Region
 from torch_max_backend.graph.tensors import expr_of, order_of, sizes_of, symbols_of, tensors_of, value_of
@@ -110,8 +111,8 @@ class _Writer:
         for copy in self.plan.copies:
             self._emit(f"{self._name(copy.args[0])}.copy_({self._name(copy.args[1])})")
         written = [copy.args[0] for copy in self.plan.copies]
-        output = self.gm.graph.output_node().args[0]
-        outputs = [self._output(o) for o in output]
+        results = self.gm.graph.output_node()
+        outputs = [self._output(o) for o in results.args[0]]
         self._emit(f"return ({', '.join(outputs)}{',' if outputs else ''})")
         return CallSpec(
             self._assemble(),
@@ -121,6 +122,7 @@ class _Writer:
             self._positions(self.static_nodes),
             tuple(sorted(self._positions(n for n in self.placeholders if symbols_of(value_of(n))))),
             self._positions([*(p.node for r in self.plan.regions for p in r.inputs if p.mutable), *written]),
+            frozenset(range(results.meta.get(SAVED_FROM, len(outputs)), len(outputs))),
         )
 
     def _positions(self, nodes: Iterable[Any]) -> frozenset[int]:

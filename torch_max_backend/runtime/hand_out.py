@@ -1,12 +1,17 @@
-"""Results of a recording as a caller gets them: copies, because the next playback overwrites the recording's memory."""
+"""Results of a recording as a caller gets them: copies, because the next playback overwrites the recording's memory.
+
+What a forward saves for its backward is lent instead: it is gone when the backward has run, and until then there is no
+playback.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.dlpack import to_dlpack
 
 
 @dataclass(frozen=True)
@@ -15,22 +20,24 @@ class Output:
 
     ``argument`` is the position of the argument that it is, or is a view of. ``group`` numbers the results that share
     memory: they are views of one copy. Neither: a number, or a tensor that nothing else shares memory with.
-    ``shift`` is the distance of its first element from the argument's or the group's.
+    ``shift`` is the distance of its first element from the argument's or the group's. One that ``is_lent`` is the
+    recording's memory itself.
     """
 
     argument: int | None = None
     group: int | None = None
     shift: int = 0
     is_view: bool = False
+    is_lent: bool = False
 
 
-def plan_outputs(values: Sequence[Any], args: Sequence[Any]) -> list[Output]:
-    """How each of ``values`` leaves; ``args`` are the arguments that the recording used."""
+def plan_outputs(values: Sequence[Any], args: Sequence[Any], lent: Collection[int] = ()) -> list[Output]:
+    """How each of ``values`` leaves; ``args`` are the arguments that the recording used, ``lent`` positions."""
     by_identity = {id(a): i for i, a in enumerate(args)}
     by_storage = {a.untyped_storage()._cdata: i for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
     sharing: dict[int, list[int]] = {}
     for k, value in enumerate(values):
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and k not in lent:
             sharing.setdefault(value.untyped_storage()._cdata, []).append(k)
     groups = [members for members in sharing.values() if len(members) > 1 or not _is_dense(values[members[0]])]
     group_of = {k: g for g, members in enumerate(groups) for k in members}
@@ -43,6 +50,8 @@ def plan_outputs(values: Sequence[Any], args: Sequence[Any]) -> list[Output]:
             planned.append(Output(argument=by_identity[id(value)]))
         elif (i := by_storage.get(value.untyped_storage()._cdata)) is not None:
             planned.append(Output(i, shift=value.storage_offset() - args[i].storage_offset(), is_view=True))
+        elif k in lent:
+            planned.append(Output(is_lent=True))
         elif k in group_of:
             planned.append(Output(group=group_of[k], shift=value.storage_offset() - lowest[group_of[k]]))
         else:
@@ -73,6 +82,8 @@ def hand_out(values: Sequence[Any], outputs: Sequence[Output], args: Sequence[An
             if output.is_view:
                 arg = arg.as_strided(value.size(), value.stride(), arg.storage_offset() + output.shift)
             handed[k] = arg
+        elif output.is_lent:
+            handed[k] = torch.from_dlpack(to_dlpack(value))  # with a storage of its own, which tells when it is gone
         elif output.group is not None:
             if output.group not in copies:
                 members = [v for v, o in zip(values, outputs, strict=True) if o.group == output.group]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import CallSpec
@@ -29,9 +30,13 @@ from torch_max_backend.runtime.replay_region import ReplayRegion, refusal
 
 log = logging.getLogger("torch_max_backend")
 
-COPY_LIMIT = 128 << 20
-"""Bytes of arguments and outputs that may be copied per call. Where there are more, the kernels take long enough to
-hide the host's work, and copies would cost what playing back saves."""
+COPY_LIMIT = 512 << 20
+"""Bytes of arguments and outputs that may be copied per call: the gradients of 130 million parameters. Where there are
+more, the kernels take long enough to hide the host's work, and copies would cost what playing back saves."""
+
+PATIENCE = 4
+"""How many calls in a row may have arguments elsewhere that are too many to be copied. A backward's stay when its
+forward is recorded."""
 
 SHAPES = 16
 """Shapes of one graph that are recorded; each holds its intermediates' memory."""
@@ -69,6 +74,7 @@ class _Shape:
     moving: set[int] = field(default_factory=set)
     played: int = 0
     wasted: int = 0
+    waited: int = 0
     recording: _Recording | None = None
     given_up: bool = False
 
@@ -79,7 +85,8 @@ class _Recording:
 
     ``fixed`` are positions of arguments that are used where they are, at ``pointers`` (by position). ``copied`` are
     positions of those that are copied to ``own`` memory, ``written`` positions in these two lists of what is copied
-    back. ``call`` runs the call path on ``regions``, and ``outputs`` says how each of its results leaves.
+    back. ``call`` runs the call path on ``regions``, and ``outputs`` says how each of its results leaves. ``lent`` are
+    storages of those that left uncopied.
     """
 
     fixed: list[int]
@@ -90,6 +97,16 @@ class _Recording:
     regions: list[ReplayRegion]
     call: Call
     outputs: list[Output]
+    lent: list[StorageWeakRef] = field(default_factory=list)
+
+    def is_lent_out(self) -> bool:
+        """Whether anybody still has what was lent to him, so that it must not be overwritten."""
+        return not all(storage.expired() for storage in self.lent)
+
+    def lend(self, results: Sequence[Any]) -> None:
+        """Remember what was lent of the results that leave now."""
+        lent = (r for r, output in zip(results, self.outputs, strict=True) if output.is_lent)
+        self.lent[:] = [StorageWeakRef(tensor.untyped_storage()) for tensor in lent]
 
     def holds_for(self, args: list[Any]) -> bool:
         """Whether the arguments are where they were."""
@@ -105,11 +122,20 @@ class _Recording:
         values = self.call(used)
         for k in self.written:
             args[self.copied[k]].copy_(self.own[k])
-        return hand_out(values, self.outputs, args)
+        results = hand_out(values, self.outputs, args)
+        self.lend(results)
+        return results
 
     def release(self) -> None:
-        """Give the memory back to MAX."""
-        _release_all(self.regions)
+        """Give the memory back to MAX, as soon as nobody has any of it."""
+        _lenders.append(self)
+        for each in [r for r in _lenders if not r.is_lent_out()]:
+            _lenders.remove(each)
+            _release_all(each.regions)
+
+
+_lenders: list[_Recording] = []
+"""Recordings to be released that have lent memory."""
 
 
 class Replayed:
@@ -140,6 +166,8 @@ class Replayed:
             key = tuple([_symbolic(args[i]) for i in self._varying])
             shape = self._shapes.get(key)
             if shape is not None and shape.recording is not None and shape.recording.holds_for(args):
+                if shape.recording.is_lent_out():  # as between two forwards, or after a backward that keeps its graph
+                    return self._plain(args)
                 shape.played += 1
                 results = shape.recording.run(args)
                 args.clear()
@@ -184,7 +212,8 @@ class Replayed:
         shape = self._shapes[key] = _Shape(pointers)
         passed = {id(a) for a in args}
         results = self._plain(args)
-        size = bytes_of(r for r in results if isinstance(r, torch.Tensor) and id(r) not in passed)
+        copied = [r for k, r in enumerate(results) if k not in self._spec.saved and id(r) not in passed]
+        size = bytes_of(r for r in copied if isinstance(r, torch.Tensor))
         if size > COPY_LIMIT:
             self._give_up(shape, f"its outputs, which would be copied, have {size >> 20} MB")
         return results
@@ -198,6 +227,10 @@ class Replayed:
         """Run the call, in which each region is captured before it is played for the first time."""
         copied = sorted(shape.moving)
         size = bytes_of(args[i] for i in copied)
+        if size > COPY_LIMIT and shape.waited < PATIENCE:
+            shape.waited += 1
+            shape.pointers = pointers
+            return self._plain(args)
         if size > COPY_LIMIT:
             return self._give_up(shape, f"arguments that move, and would be copied, have {size >> 20} MB", args)
         if any(_shares_memory(args[i]) for i in copied):
@@ -223,7 +256,7 @@ class Replayed:
         written = [k for k, i in enumerate(copied) if i in self._spec.written]
         for k in written:
             args[copied[k]].copy_(own[k])
-        outputs = plan_outputs(values, used)
+        outputs = plan_outputs(values, used, self._spec.saved)
         results = hand_out(values, outputs, args)
         args.clear()
         refusals = [r.refusal for r in regions if r.refusal]
@@ -231,6 +264,7 @@ class Replayed:
             self._give_up(shape, refusals[0])
             return results
         shape.recording = _Recording(fixed, pointers, copied, own, written, regions, call, outputs)
+        shape.recording.lend(results)
         self._held.append(shape.recording)
         log.info(
             "recorded %d of %d regions in %.0f ms; %d of %d tensors are copied in, %d results out; shape %s%s",

@@ -22,7 +22,7 @@ from torch_max_backend.errors import EnvironmentUnsupportedError
 
 POOL_PERCENT = "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT"
 """MAX's variable for the share of a GPU's memory that its pool may have; read when a GPU is opened."""
-SHARE, SHARE_WITH_RECORDINGS = "60", "5"
+SHARE, SHARE_WITH_RECORDINGS = "60", "25"
 """Percent. A pool grows on demand up to its share. Beyond it the driver allocates, and waits for the GPU whenever
 memory is given back: a training step that needs 22 GB took 59 ms with a share of 7 GB, and 45 with more. But the first
 device graph that is recorded makes MAX reserve all of its share."""
