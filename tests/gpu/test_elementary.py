@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from tests.gpu.checks import Call, check_calls
@@ -87,3 +88,17 @@ def test_activations_of_16_bits() -> None:
 def _within_torchs_digits(inputs: list[Any], exact: torch.Tensor) -> torch.Tensor:
     """One rounding to bfloat16, and what cancels in float32."""
     return exact.abs() * 2.0**-8 * 1.01 + 4 * UNIT * inputs[0].abs().clamp_max(20) + SMALLEST
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_gelu_of_16_bits(dtype: torch.dtype) -> None:
+    """One rounding, and 16 bits of a sigmoid, times up to eleven, that are subtracted from each other."""
+
+    def gradient(approximate: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=approximate)
+
+    def allowed(inputs: list[Any], exact: torch.Tensor) -> torch.Tensor:
+        return exact.abs() * torch.finfo(dtype).eps / 2 * 1.01 + 11 * 2.0**-16
+
+    x = torch.cat([_between(-12, 12), torch.tensor([0.0, -0.0, 88.0, -88.0])]).to(dtype)
+    check_calls([Call(kind, gradient(kind), (x,), allowed=allowed) for kind in ("none", "tanh")])

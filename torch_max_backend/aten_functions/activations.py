@@ -311,9 +311,12 @@ def _gelu_slope(x: TensorValue) -> TensorValue:
 def _tanh_gelu_slope(x: TensorValue) -> TensorValue:
     one, half, square = number(1, x), number(0.5, x), _mul(x, x)
     inner = _mul(_mul(number(_TANH_SCALE, x), x), _add(one, _mul(number(_TANH_CUBIC, x), square)))
+    inner_slope = _mul(number(_TANH_SCALE, x), _add(one, _mul(number(3 * _TANH_CUBIC, x), square)))
+    if elementary.is_short(x):  # gelu is x * s for the sigmoid s of twice the inner function
+        s = elementary.short_sigmoid(_add(inner, inner))
+        return _add(s, _mul(_mul(x, _sub(s, _mul(s, s))), _add(inner_slope, inner_slope)))
     t = elementary.tanh(inner)
     left = _mul(half, _add(one, t))
-    inner_slope = _mul(number(_TANH_SCALE, x), _add(one, _mul(number(3 * _TANH_CUBIC, x), square)))
     right = _mul(_mul(half, x), _mul(_sub(one, _mul(t, t)), inner_slope))
     return _add(left, right)
 
