@@ -54,9 +54,14 @@ class RowLowering:
         products_add: bool,
     ) -> None:
         self.argument, self.shape_of = argument, shape_of
+        slopes = norm_gradients(region, on_gpu)
+        self.slopes: dict[fx.Node, NormGradient] = {
+            n: s for s in slopes for n in (s.norm, s.add, *s.copies) if n is not None
+        }
         norms = norm_chains(region, on_gpu)
         self.norms: dict[fx.Node, NormChain] = {c.last: c for c in norms}
-        self.sums: dict[fx.Node, AddedNorm] = {a.add: a for a in added_norms(region, norms, on_gpu, products_add)}
+        added = added_norms(region, norms, on_gpu, products_add)
+        self.sums: dict[fx.Node, AddedNorm] = {a.add: a for a in added if a.add not in self.slopes}
         self.after_sums = {a.norm for a in self.sums.values()}
         losses = likelihoods(region, on_gpu)
         self.losses: dict[fx.Node, Likelihood] = {c.last: c for c in losses}
@@ -66,10 +71,6 @@ class RowLowering:
         chained = [c.inside for c in norms] + [c.inside for c in losses] + [c.inside for c in gradients]
         self.inside = {node for nodes in chained for node in nodes}
         self.shorter = {n: max_dtype(dtype) for n, dtype in rounded_norms(region, on_gpu).items()}
-        slopes = norm_gradients(region, on_gpu)
-        self.slopes: dict[fx.Node, NormGradient] = {
-            n: s for s in slopes for n in (s.norm, s.add, *s.copies) if n is not None
-        }
         self.found: dict[fx.Node, NormGradients] = {}
         self.ready: dict[fx.Node, Normed] = {}
         self.chosen: dict[fx.Node, Chosen] = {}
