@@ -227,7 +227,10 @@ def column_sums(x: TensorValue, is_batched: bool) -> TensorValue:
     width = _COLUMNS_AT_ONCE
     while columns % width:
         width //= 2
-    each = min(max(outer * rows * columns // (width * _THREADS), _EACH), _MOST_EACH)
+    wanted = max(outer * rows * columns // (width * _THREADS), 1)
+    each = min(
+        max(2 ** (wanted.bit_length() - 1), _EACH), _MOST_EACH
+    )  # powers of two: each number is compiled by itself
     pieces = -(-rows // each)
     out = [(DType.float32, [Dim(outer), Dim(pieces), Dim(columns)])]
     (sums,) = mojo_op("tmb_column_sums", [x], out, {"each": each, "width": width, "is_batched": is_batched})
