@@ -89,14 +89,18 @@ def test_missing_gpu_is_named() -> None:
         check_device(torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize(("comes_first", "share"), [("recordings", "25"), ("others", "60"), ("the user", "33")])
+@pytest.mark.parametrize(
+    ("comes_first", "share"), [("recordings", "25"), ("others", "60"), ("the user", "33"), ("a parent", "25")]
+)
 def test_share_of_a_gpus_memory(monkeypatch: pytest.MonkeyPatch, comes_first: str, share: str) -> None:
     """Recording reserves all of it, so it is small where the first function to compile asks for device graphs."""
     from torch_max_backend.runtime import session
 
-    monkeypatch.setenv(session.POOL_PERCENT, "33")
-    if comes_first != "the user":
-        monkeypatch.delenv(session.POOL_PERCENT)
+    for name in (session.POOL_PERCENT, session.CHOSEN):
+        monkeypatch.setenv(name, "33")
+        if comes_first != "a parent" and (comes_first != "the user" or name == session.CHOSEN):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(session, "_share", session.SHARE)
     monkeypatch.setattr("max.driver.accelerator_count", lambda: 0)
     monkeypatch.setattr(session, "get_accelerators", functools.cache(session.get_accelerators.__wrapped__))
     if comes_first == "others":

@@ -27,25 +27,32 @@ SHARE, SHARE_WITH_RECORDINGS = "60", "25"
 memory is given back: a training step that needs 22 GB took 59 ms with a share of 7 GB, and 45 with more. But the first
 device graph that is recorded makes MAX reserve all of its share."""
 
+CHOSEN = "TMB_CHOSEN_SHARE_OF_MEMORY"
+"""Our variable beside it: the share where this package chose it, and not the user, for processes that inherit both."""
+
 log = logging.getLogger("torch_max_backend")
 
 _lock = threading.Lock()
 _session: InferenceSession | None = None
 
 
+_share = SHARE
+
+
 @functools.cache
 def get_accelerators() -> tuple[driver.Device, ...]:
     """The GPUs that MAX can use on this machine, in MAX's order; empty on a CPU-only machine."""
-    os.environ.setdefault(POOL_PERCENT, SHARE)
+    if os.environ.get(POOL_PERCENT) == os.environ.get(CHOSEN):  # neither is set, or both by a process before this one
+        os.environ[POOL_PERCENT] = os.environ[CHOSEN] = _share
     return tuple(driver.Accelerator(i) for i in range(driver.accelerator_count()))
 
 
 @functools.cache
 def expect_recordings() -> None:
     """Give MAX's pool a small share of a GPU, since recording a device graph reserves it: before a GPU is opened."""
-    if not get_accelerators.cache_info().currsize:
-        os.environ.setdefault(POOL_PERCENT, SHARE_WITH_RECORDINGS)
-    elif os.environ[POOL_PERCENT] == SHARE and get_accelerators():
+    global _share
+    _share = SHARE_WITH_RECORDINGS
+    if get_accelerators.cache_info().currsize and os.environ[POOL_PERCENT] == SHARE and get_accelerators():
         log.warning(
             "device graphs: the first that is recorded reserves %s %% of the GPU's memory for MAX, because functions "
             "without them came first in this process. Compile one with them first, or set %s.",
