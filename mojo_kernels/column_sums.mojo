@@ -91,16 +91,18 @@ struct ColumnSums[each: Int, width: Int, is_batched: Bool]:
 def add_pieces(
     result: Results[DType.float32], x: Values[DType.float32], pieces_: Int32, columns_: Int32
 ):
-    """The sums of `COLUMNS` columns a block, of the matrix that `block_idx.y` numbers."""
+    """The sums of `COLUMNS` columns a block, the blocks of a matrix one after the other."""
     comptime lines = THREADS // COLUMNS
     var shared = unsafe_stack_allocation[THREADS, Float32, address_space=AddressSpace.SHARED]()
     var pieces, columns = Int(pieces_), Int(columns_)
     var thread = Int(thread_idx.x)
     var line = thread // COLUMNS
-    var column = Int(block_idx.x) * COLUMNS + thread % COLUMNS
+    var blocks = ceildiv(columns, COLUMNS)
+    var matrix = Int(block_idx.x) // blocks
+    var column = Int(block_idx.x) % blocks * COLUMNS + thread % COLUMNS
     var sums = Float32(0)
     if column < columns:
-        var source = x.unsafe_offset(Int(block_idx.y) * pieces * columns + column)
+        var source = x.unsafe_offset(matrix * pieces * columns + column)
         for group in range(line, pieces, AT_ONCE * lines):
             var some = unsafe_stack_allocation[AT_ONCE, Float32]()
             comptime for i in range(AT_ONCE):
@@ -119,7 +121,7 @@ def add_pieces(
         if line < half:
             shared[unsafe_offset=thread] += shared[unsafe_offset=thread + half * COLUMNS]
     if line == 0 and column < columns:
-        result[unsafe_offset=Int(block_idx.y) * columns + column] = shared[unsafe_offset=thread]
+        result[unsafe_offset=matrix * columns + column] = shared[unsafe_offset=thread]
 
 
 @extensibility.register("tmb_piece_sums")
@@ -143,7 +145,7 @@ struct PieceSums:
             x.unsafe_ptr().as_imm(),
             Int32(x.dim_size(1)),
             Int32(columns),
-            grid_dim=(ceildiv(columns, COLUMNS), outer),
+            grid_dim=ceildiv(columns, COLUMNS) * outer,
             block_dim=THREADS,
         )
 

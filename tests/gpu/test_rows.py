@@ -160,6 +160,7 @@ def test_sums_of_columns(dtype: torch.dtype) -> None:
 
     shapes = [(65, 24), (130, 7), (1000, 768), (4100, 50), (20000, 33), (300000, 8), (16385 * 5, 2)]
     calls = [Call(f"{m} x {n}", sums, (randn(m // 5 * 5, n, dtype=dtype),)) for m, n in shapes]
+    calls.append(Call("70000 matrices", lambda x: x.sum(1), (randn(70000, 65, 2, dtype=dtype),)))
     images = (randn(32, 20, 14, 15, dtype=dtype),)
     calls.append(Call("channels", lambda x: x.sum((0, 2, 3)), images))
     calls.append(Call("channels last", lambda x: (x * 2).to(memory_format=torch.channels_last).sum((0, 2, 3)), images))

@@ -228,9 +228,8 @@ def column_sums(x: TensorValue, is_batched: bool) -> TensorValue:
     while columns % width:
         width //= 2
     wanted = max(outer * rows * columns // (width * _THREADS), 1)
-    each = min(
-        max(2 ** (wanted.bit_length() - 1), _EACH), _MOST_EACH
-    )  # powers of two: each number is compiled by itself
+    power = 2 ** (wanted.bit_length() - 1)  # since each number is compiled by itself
+    each = min(max(power, _EACH), _MOST_EACH)
     pieces = -(-rows // each)
     out = [(DType.float32, [Dim(outer), Dim(pieces), Dim(columns)])]
     (sums,) = mojo_op("tmb_column_sums", [x], out, {"each": each, "width": width, "is_batched": is_batched})
