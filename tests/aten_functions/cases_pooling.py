@@ -49,13 +49,17 @@ def largest_other_sizes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
+WINDOWS = (
+    ([3, 3], [2, 2], [1, 1], [1, 1], False),
+    ([2, 3], [1, 2], [1, 1], [2, 1], True),
+    ([2, 2], [2, 2], [0, 0], [1, 1], False),
+)
+"""Arguments of ``max_pool2d_with_indices``: kernel, stride, padding, dilation and whether sizes are rounded up."""
+
+
 def largest_backward_of_images(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     results = []
-    for window in (
-        ([3, 3], [2, 2], [1, 1], [1, 1], False),
-        ([2, 3], [1, 2], [1, 1], [2, 1], True),
-        ([2, 2], [2, 2], [0, 0], [1, 1], False),
-    ):
+    for window in WINDOWS:
         values, places = aten.max_pool2d_with_indices(x, *window)
         results.append(aten.max_pool2d_with_indices_backward(torch.sin(values), x, *window, places))
     return tuple(results)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.aten_functions.cases_pooling import WINDOWS
 from tests.cases import randn
 from tests.gpu.checks import Call, bilinear_error, check_calls
 
@@ -229,11 +230,7 @@ def test_strides_are_torchs() -> None:
 
 def max_pools(x: torch.Tensor) -> Any:
     results = []
-    for window in (
-        ([3, 3], [2, 2], [1, 1], [1, 1], False),
-        ([2, 3], [1, 2], [1, 1], [2, 1], True),
-        ([2, 2], [2, 2], [0, 0], [1, 1], False),
-    ):
+    for window in WINDOWS:
         values, places = aten.max_pool2d_with_indices(x, *window)
         gradient = aten.max_pool2d_with_indices_backward(values * 2, x, *window, places)
         results += [values, places, gradient, F.max_pool2d(x, *window[:4], window[4])]
