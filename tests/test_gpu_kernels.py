@@ -73,7 +73,7 @@ CASES = {
     "integer_convolution": ["plain_2d"],
     "matmul": ["odd_width_bf16"],
     "mode": ["modes_f32"],
-    "normalization": ["norms_of_rows", "layer_norm_gradients", "likelihoods_of_logits"],
+    "normalization": ["norms_of_rows", "statistics_of_columns", "layer_norm_gradients", "likelihoods_of_logits"],
     "pointwise": ["empty", "gcd", "integer_powers"],
     "polynomials": ["every"],
     "pooling": [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import fx
 from torch_max_backend import aten_functions  # noqa: F401  (registers every lowering)
 from torch_max_backend.compiler.compile import CompileStats, compile_in_background, compile_regions, is_batching
 from torch_max_backend.compiler.lowering import NodeRefused, mismatch_error
+from torch_max_backend.compiler.machine import elsewhere, fake_like
 from torch_max_backend.diagnostics.report import GraphReport, Island
 from torch_max_backend.errors import CompileError, UnsupportedOpError
 from torch_max_backend.graph.partition import Plan, partition
@@ -96,9 +98,31 @@ def _eager(gm: fx.GraphModule) -> Any:
     def call(args: list[Any]) -> Any:
         values = list(args)
         args.clear()
+        if elsewhere() and (results := _as_traced(gm, values)) is not None:
+            return results
         return fx.Interpreter(gm).run(*values)
 
     return call
+
+
+def _as_traced(gm: fx.GraphModule, values: Sequence[Any]) -> list[Any] | None:
+    """Fake results of fake ``values``, as AOTAutograd saw them; nothing where they have symbolic sizes.
+
+    Running the graph may give other strides, since composite ops are taken apart then.
+    """
+    inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), values, strict=True))
+    (output,) = gm.graph.find_nodes(op="output")
+    results = []
+    for node in output.args[0]:
+        value = node.meta["val"] if isinstance(node, fx.Node) else node
+        if node in inputs:
+            value = inputs[node]
+        elif isinstance(value, torch.Tensor) and not any(isinstance(d, torch.SymInt) for d in value.shape):
+            value = fake_like(value, value.device)
+        elif isinstance(node, fx.Node):
+            return None
+        results.append(value)
+    return results
 
 
 def _min_block(options: Options) -> int:

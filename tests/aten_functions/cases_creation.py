@@ -29,7 +29,7 @@ def constants(x):
         x.new_zeros((3,)),
         x.new_ones((1, 2), dtype=i64),
         torch.tensor(3.5) + x,
-        torch.scalar_tensor(2, dtype=i64),
+        torch.scalar_tensor(2, dtype=i64, device=x.device),  # AOTAutograd of torch 2.11 passes a default device over
         torch.fill(x, 2.5),
         torch.fill(x, torch.tensor(2)),
     )

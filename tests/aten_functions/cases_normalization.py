@@ -145,6 +145,16 @@ def batch_norm_updates(x, w, b, m, v):
     )
 
 
+def statistics_of_columns(x, g, w, m, v):
+    """Of images with their channels last, with more pixels than a thread of a GPU goes through."""
+    mean, rstd = x.float().mean((0, 2, 3)), x.float().var((0, 2, 3)).rsqrt()
+    return (
+        *aten._native_batch_norm_legit_functional(x, w, v, m, v, True, 0.2, 1e-5),
+        *aten.native_batch_norm_backward(g, x, w, m, v, mean, rstd, True, 1e-5, [True] * 3),
+        *torch.var_mean(x[:, :, 0].flatten(0, 1).float(), 0),
+    )
+
+
 def batch_norm_update_backward(g, x, w, m, v):
     _, mean, rstd, reserve = aten._batch_norm_with_update(x, w, w, m.clone(), v.clone(), 0.2, 1e-5)
     all_three = [True, True, True]
@@ -296,6 +306,7 @@ STATS = (randn(6), rand(6, low=0.5, high=2.0))
 IMAGE_BF16 = (randn(3, 6, 4, 5, dtype=BF16), randn(6, dtype=BF16), randn(6, dtype=BF16))
 STATS_BF16 = (randn(6, dtype=BF16), rand(6, low=0.5, high=2.0, dtype=BF16))
 ROUNDING = "16-bit results differ by one rounding step of the largest term"
+LAST = torch.randn(5, 16, 7, 8, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
 
 CASES = [
     Case("rms_norms", rms_norms, (randn(2, 3, 24), randn(2, 3, 24), randn(24))),
@@ -400,6 +411,7 @@ CASES = [
         atol=3e-2,
         why=ROUNDING,
     ),
+    Case("statistics_of_columns", statistics_of_columns, (LAST, LAST.flip(0), *[rand(16, low=0.5)] * 3)),
     Case("batch_norm_functional", batch_norm_functional, (*IMAGE, *STATS)),
     Case("batch_norm_updates", batch_norm_updates, (*IMAGE, *STATS)),
     Case("batch_norm_update_backward", batch_norm_update_backward, (randn(3, 6, 4, 5), *IMAGE[:2], *STATS)),

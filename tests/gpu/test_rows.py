@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -164,6 +165,36 @@ def test_sums_of_columns(dtype: torch.dtype) -> None:
     images = (randn(32, 20, 14, 15, dtype=dtype),)
     calls.append(Call("channels", lambda x: x.sum((0, 2, 3)), images))
     calls.append(Call("channels last", lambda x: (x * 2).to(memory_format=torch.channels_last).sum((0, 2, 3)), images))
+    check_calls(calls)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_moments_of_columns(dtype: torch.dtype) -> None:
+    """Also of columns that lie far from zero, whose squares would hide what they differ by."""
+
+    def moments(x: torch.Tensor) -> Any:
+        return torch.var_mean(x, 0), x.var(0, correction=0)
+
+    def far(m: int, n: int) -> Callable[[torch.Generator], torch.Tensor]:
+        return lambda generator: (torch.randn(m, n, generator=generator) * 0.1 + 30).to(dtype)
+
+    shapes = [(65, 24), (130, 7), (1000, 768), (4100, 50), (20000, 33), (300000, 8)]
+    calls = [
+        Call(f"{m} x {n}", moments, (make(m, n),)) for m, n in shapes for make in (far, partial(randn, dtype=dtype))
+    ]
+
+    def last(*shape: int) -> Callable[[torch.Generator], torch.Tensor]:
+        def make(generator: torch.Generator) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).to(dtype, memory_format=torch.channels_last)
+
+        return make
+
+    def gradients(x: torch.Tensor, g: torch.Tensor, v: torch.Tensor) -> Any:
+        return torch.ops.aten.native_batch_norm_backward(g.relu(), x, v, v, v, v, v, True, 1e-5, [True] * 3)
+
+    for shape in ((32, 20, 14, 15), (5, 64, 4, 4), (128, 7, 28, 28)):
+        images = [last(*shape)] * 2
+        calls.append(Call(f"images {shape}", gradients, (*images, randn(shape[1]))))
     check_calls(calls)
 
 

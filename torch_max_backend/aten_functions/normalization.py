@@ -33,10 +33,11 @@ from torch_max_backend.aten_functions.layout import (
     from_rows,
     is_channels_last,
 )
-from torch_max_backend.aten_functions.reductions import count, mean_axes, moments, reduce_axes, sum_axes
+from torch_max_backend.aten_functions.reductions import are_columns, count, mean_axes, moments, reduce_axes, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.rows import (
     NormGradients,
+    column_products,
     keeps_gradient,
     layer_norm_gradients,
     row_norm,
@@ -448,8 +449,12 @@ def native_batch_norm_backward(
         mean = _per_channel(running_mean, input, axis, dtype)
         rstd = _rstd(_per_channel(running_var, input, axis, dtype), eps)
     grad, x = cast(grad_out, dtype), cast(input, dtype)
-    # What is read twice MAX stores, in float32: x - mean and mean - x are one number but for the sign, which is exact.
-    along, total = sum_axes(grad * (x - mean), axes), sum_axes(grad, axes)
+    if are_columns(input, axes) and grad_out.dtype == input.dtype:
+        sums = column_products(before_widening(grad_out), before_widening(input), reshape(mean, [input.shape[axis]]))
+        total, along = (_per_channel(v, input, axis, dtype) for v in sums)
+    else:
+        # What is read twice MAX stores, in float32: x - mean and mean - x differ by their sign alone, and exactly.
+        along, total = sum_axes(grad * (x - mean), axes), sum_axes(grad, axes)
     scale = rstd if weight is None else rstd * _per_channel(weight, input, axis, dtype)
     results: list[TensorValue | None] = [None, None, None]
     if output_mask[0] and train:

@@ -36,7 +36,7 @@ from torch_max_backend.aten_functions.dtypes import accumulator, max_dtype, torc
 from torch_max_backend.aten_functions.elementary import exp, power, truth
 from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last, last_order
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.aten_functions.rows import column_sums, row_sum, serves, serves_columns
+from torch_max_backend.aten_functions.rows import column_moments, column_sums, row_sum, serves, serves_columns
 
 Reducer = Callable[[TensorValue, int], TensorValue]
 
@@ -81,15 +81,19 @@ def sum_axes(x: TensorValue, axes: Sequence[int]) -> TensorValue:
     if is_channels_last(x):
         order = last_order(x.rank)
         return channels_first(sum_axes(channels_last(x), sorted(order.index(a) for a in axes)))
-    rows = numel(x.shape[:-1])
-    if (
-        1 < x.rank <= _MOST_DIMS
-        and list(axes) == list(range(x.rank - 1))
-        and serves_columns(x, [Dim(1), rows, x.shape[-1]])
-    ):
+    if are_columns(x, axes):
         return reshape(column_sums(before_widening(x), is_batched=False), [*[1] * (x.rank - 1), x.shape[-1]])
     total = reduce_axes(x, axes, _sum_along)
     return cast(total, accumulator(x.dtype))
+
+
+def are_columns(x: TensorValue, axes: Sequence[int]) -> bool:
+    """Whether the kernels for columns take ``x`` [*rows, columns], and ``axes`` are all but the last one."""
+    return (
+        1 < x.rank <= _MOST_DIMS
+        and list(axes) == list(range(x.rank - 1))
+        and serves_columns(x, [Dim(1), numel(x.shape[:-1]), x.shape[-1]])
+    )
 
 
 def _sum_along(x: TensorValue, axis: int) -> TensorValue:
@@ -113,7 +117,15 @@ def count(x: TensorValue, axes: Sequence[int], dtype: DType) -> TensorValue:
 
 
 def moments(x: TensorValue, axes: Sequence[int], correction: float = 0) -> tuple[TensorValue, TensorValue]:
-    """Mean and variance (two passes) over ``axes``, kept with size 1, in the accumulator of x's dtype."""
+    """Mean and variance over ``axes``, kept with size 1, in the accumulator of x's dtype.
+
+    In two passes, but for columns on a GPU, whose kernel joins the moments of parts of them.
+    """
+    if are_columns(x, axes):
+        size = numel(x.shape[:-1])
+        shape = [*[1] * (x.rank - 1), x.shape[-1]]
+        mean, squares = (reshape(v, shape) for v in column_moments(before_widening(x)))
+        return mean, divided_variance(squares, int(size) - correction)
     x = cast(x, accumulator(x.dtype))
     mean = mean_axes(x, axes)
     distance = x - mean

@@ -223,22 +223,63 @@ def column_sums(x: TensorValue, is_batched: bool) -> TensorValue:
     """
     sizes = [int(d) for d in x.shape]
     outer, columns = sizes[0] if is_batched else 1, sizes[-1]
-    rows = sizes[1] if is_batched else math.prod(sizes[:-1])
+    cut = _cut(outer, sizes[1] if is_batched else math.prod(sizes[:-1]), columns)
+    out = [(DType.float32, [Dim(outer), Dim(cut.pieces), Dim(columns)])]
+    parameters = {"each": cut.each, "width": cut.width, "is_batched": is_batched}
+    (sums,) = mojo_op("tmb_column_sums", [x], out, parameters)
+    return sums if cut.pieces == 1 else piece_sums(sums)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The pieces of a matrix: ``each`` rows of ``width`` columns for a thread."""
+
+    each: int
+    width: int
+    pieces: int
+
+
+def _cut(outer: int, rows: int, columns: int) -> _Cut:
+    """How ``outer`` matrices are cut."""
     width = _COLUMNS_AT_ONCE
     while columns % width:
         width //= 2
     wanted = max(outer * rows * columns // (width * _THREADS), 1)
     power = 2 ** (wanted.bit_length() - 1)  # since each number is compiled by itself
     each = min(max(power, _EACH), _MOST_EACH)
-    pieces = -(-rows // each)
-    out = [(DType.float32, [Dim(outer), Dim(pieces), Dim(columns)])]
-    (sums,) = mojo_op("tmb_column_sums", [x], out, {"each": each, "width": width, "is_batched": is_batched})
-    return sums if pieces == 1 else piece_sums(sums)
+    return _Cut(each, width, -(-rows // each))
 
 
 def piece_sums(x: TensorValue) -> TensorValue:
     """The sums over the pieces of ``x`` [outer, pieces, columns], which is float32, as [outer, 1, columns]."""
     return mojo_op("tmb_piece_sums", [x], [(x.dtype, [x.shape[0], Dim(1), x.shape[2]])])[0]
+
+
+def column_moments(x: TensorValue) -> tuple[TensorValue, TensorValue]:
+    """The means over the rows of ``x`` [*rows, columns], of static sizes, and the sums of squares of distances to them.
+
+    Both are [columns], in float32.
+    """
+    *rows, columns = (int(d) for d in x.shape)
+    cut = _cut(1, math.prod(rows), columns)
+    out = [(DType.float32, [Dim(cut.pieces), Dim(2), Dim(columns)])]
+    (pieces,) = mojo_op("tmb_column_moments", [x], out, {"each": cut.each, "width": cut.width})
+    out = [(DType.float32, [Dim(2), Dim(columns)])]
+    (both,) = mojo_op("tmb_piece_moments", [pieces], out, {"each": cut.each, "rows": math.prod(rows)})
+    return both[0], both[1]
+
+
+def column_products(grad: TensorValue, x: TensorValue, mean: TensorValue) -> tuple[TensorValue, TensorValue]:
+    """The sums over the rows of ``grad``, and of ``grad * (x - mean)``, both [columns] in float32.
+
+    ``grad`` and ``x`` are [*rows, columns], of static sizes; ``mean`` is [columns] in float32.
+    """
+    *rows, columns = (int(d) for d in x.shape)
+    cut = _cut(1, math.prod(rows), columns)
+    out = [(DType.float32, [Dim(1), Dim(cut.pieces), Dim(2 * columns)])]
+    (sums,) = mojo_op("tmb_column_products", [grad, x, mean], out, {"each": cut.each, "width": cut.width})
+    both = reshape(piece_sums(sums), [Dim(2), Dim(columns)])
+    return both[0], both[1]
 
 
 def serves_columns(x: TensorValue, shape: Sequence[Dim]) -> bool:

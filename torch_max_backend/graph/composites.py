@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -55,9 +55,31 @@ def stay_whole(inputs: Sequence[Any]) -> AbstractContextManager[None]:
         composites += [op for op in OWN_ON_GPUS if op not in composites]
     if records or not composites:
         return nullcontext()
+    return _keeping(composites)
+
+
+@contextmanager
+def _keeping(composites: Sequence[OpOverload]) -> Iterator[None]:
+    from torch._subclasses.fake_impls import register_op_impl
     from torch.export.exported_program import _override_composite_implicit_decomp
 
-    return _override_composite_implicit_decomp(dict.fromkeys(composites, _whole))
+    if not torch.cuda.is_available():
+        for op in set(OWN_ON_GPUS).intersection(composites):
+            register_op_impl(op)(_attention_on_absent_gpu)  # torch removes it at the end of the block below
+    with _override_composite_implicit_decomp(dict.fromkeys(composites, _whole)):
+        yield
+
+
+def _attention_on_absent_gpu(mode: Any, op: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result of attention, laid out as by torch's fused kernels: it would not ask them where there is no GPU.
+
+    Heads lie behind positions, so that what becomes of them is a view. In float64 there is no fused kernel.
+    """
+    *outer, length, _ = query.shape
+    if len(outer) != 2 or query.dtype == torch.float64:
+        return query.new_empty((*outer, length, value.shape[-1]))
+    batch, heads = outer
+    return query.new_empty((batch, length, heads, value.shape[-1])).transpose(1, 2)
 
 
 def _whole(*args: Any, **kwargs: Any) -> Any:
