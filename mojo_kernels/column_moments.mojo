@@ -101,6 +101,7 @@ def summed(value: Float32) -> Float32:
     comptime lines = THREADS // COLUMNS
     var shared = unsafe_stack_allocation[THREADS, Float32, address_space=AddressSpace.SHARED]()
     var thread = Int(thread_idx.x)
+    barrier()  # an earlier sum, in the same memory, may still be read
     shared[unsafe_offset=thread] = value
     comptime for level in range(log2_floor(lines)):
         comptime half = lines >> (level + 1)

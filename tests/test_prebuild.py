@@ -11,12 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.harness import STRICT
 from torch_max_backend import reports
 from torch_max_backend.cli import app
 from torch_max_backend.compiler.compile import put_off
 from torch_max_backend.compiler.key import cpu_target
 from torch_max_backend.compiler.machine import Machine, elsewhere
-from torch_max_backend.compiler.prebuild import load_function
+from torch_max_backend.compiler.prebuild import load_function, regions_of
 from torch_max_backend.compiler.store import Store
 from torch_max_backend.diagnostics import report
 from torch_max_backend.errors import EnvironmentUnsupportedError
@@ -97,6 +98,28 @@ def test_the_target_is_that_of_a_machine_with_the_gpu(monkeypatch: pytest.Monkey
         target, name = target_for(devices)
     assert name == "x86_64-0123+cuda:sm_90a"
     assert target.cpu == "x86-64-v3"
+
+
+# -- what is compiled for an absent GPU ------------------------------------------------------------------------------
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch asks the GPU that is here")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_attention_is_laid_out_as_on_a_gpu(store: Store, dtype: torch.dtype) -> None:
+    """Fused kernels put heads behind positions, so that rows of all heads are a view; float64 has no fused kernel."""
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return y.transpose(1, 2).flatten(2) + 1
+
+    def run(device: str) -> None:
+        x = torch.randn(2, 3, 8, 16, device=device, dtype=dtype)
+        with torch.no_grad():
+            assert torch.compile(rows, backend="max_backend", options=STRICT)(x).shape == (2, 8, 48)
+
+    with Machine.parse("cuda:sm_90a").pretended():
+        batch = regions_of(run, "cuda")
+    ((job, _),) = batch.looked_up
+    assert "aten.scaled_dot_product_attention" in job.region.text
+    assert ("aten.clone" in job.region.text) == (dtype == torch.float64)
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
