@@ -193,6 +193,24 @@ def test_what_is_saved_of_a_whole(what: str) -> None:
     torch.testing.assert_close(second(*first(x)[1:]), before, rtol=0, atol=0)
 
 
+def test_a_whole_is_cut_where_its_first_piece_is_read() -> None:
+    """Until then it is one tensor; stages of the backward would hold the pieces of all layers."""
+
+    def forward(x: torch.Tensor) -> Any:
+        y = x.sin()
+        return y.sum(), *y.split(2, 1), x.cos()
+
+    def backward(first: torch.Tensor, second: torch.Tensor, other: torch.Tensor) -> Any:
+        early = other.exp()
+        return early, first + early[:, :2], second + 1
+
+    first, second = cut(forward, backward, torch.randn(4, 4))
+    save_wholes(first, second, 1)
+    steps = [n.target for n in second.graph.nodes if n.op == "call_function"]
+    assert aten.split.Tensor in steps
+    assert steps.index(aten.exp.default) < steps.index(aten.split.Tensor) < steps.index(aten.add.Tensor)
+
+
 @pytest.mark.parametrize("name", ["aten.transpose", "aten._log_softmax.default"])
 def test_ops_that_torch_shall_run_stay(elsewhere: None, name: str) -> None:
     def joint(x: torch.Tensor, t: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -135,12 +135,13 @@ def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int)
                 source = backward.graph.placeholder(whole.name)
             source.meta.update(whole.meta)
             outputs[outputs.index(first, results)] = whole
-        last = next(n for n in backward.graph.nodes if n.op != "placeholder")
+        readers = {reader for node in pieces for reader in given[node.name].users}
+        first_reader = next(n for n in backward.graph.nodes if n in readers)  # until then the pieces are one tensor
         copied = {whole: source}
         for node, steps in pieces.items():
             for step in steps:
                 if step not in copied:
-                    with backward.graph.inserting_before(last):
+                    with backward.graph.inserting_before(first_reader):
                         copied[step] = backward.graph.node_copy(step, copied.__getitem__)
             given[node.name].replace_all_uses_with(copied[node])
             backward.graph.erase_node(given[node.name])
