@@ -122,6 +122,21 @@ def test_attention_is_laid_out_as_on_a_gpu(store: Store, dtype: torch.dtype) -> 
     assert ("aten.clone" in job.region.text) == (dtype == torch.float64)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch asks the GPU that is here")
+@pytest.mark.parametrize("last", ["image", "filter", "neither", "image, float64"])
+def test_convolutions_are_laid_out_as_on_a_gpu(last: str) -> None:
+    dtype = torch.float64 if "float64" in last else torch.bfloat16
+    formats = [torch.channels_last if name in last else torch.contiguous_format for name in ("image", "filter")]
+    with Machine.parse("cuda:sm_90a").pretended():
+        x, w = (
+            torch.empty(s, device="cuda", dtype=dtype, memory_format=f)
+            for s, f in zip([(2, 3, 8, 8), (4, 3, 3, 3)], formats, strict=True)
+        )
+        y = torch.conv2d(x, w)
+    assert y.is_contiguous(memory_format=torch.channels_last) == (last in ("image", "filter"))
+    assert y.is_contiguous() == (last not in ("image", "filter"))
+
+
 # -- the command ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("device", ["cuda:sm_90a", "cpu"])
 def test_prebuild(program: str, store: Store, tmp_path: Path, device: str) -> None:

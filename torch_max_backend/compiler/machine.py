@@ -83,10 +83,34 @@ class Machine:
         before = _elsewhere, _fake_mode
         _elsewhere, _fake_mode = self, FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            with _fake_mode:
+            with _convolutions_as_on_gpus(), _fake_mode:
                 yield
         finally:
             _elsewhere, _fake_mode = before
+
+
+@contextmanager
+def _convolutions_as_on_gpus() -> Iterator[None]:
+    """Lay fake convolutions on a GPU out as cuDNN does: without a GPU torch takes its own, which gives other strides.
+
+    Channels are last where either operand's are, but in float64.
+    """
+    import torch
+    from torch._prims_common import suggest_memory_format
+
+    def format_of(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        if not x.is_cuda:
+            return here(x, weight, backend)
+        formats = {suggest_memory_format(x), suggest_memory_format(weight)} - {torch.contiguous_format}
+        return formats.pop() if formats and x.dtype != torch.float64 else torch.contiguous_format
+
+    here = torch._C._conv_determine_backend_memory_format
+    if not torch.cuda.is_available():
+        torch._C._conv_determine_backend_memory_format = format_of
+    try:
+        yield
+    finally:
+        torch._C._conv_determine_backend_memory_format = here
 
 
 _elsewhere: Machine | None = None
