@@ -114,7 +114,7 @@ def _as_traced(gm: fx.GraphModule, values: Sequence[Any]) -> list[Any] | None:
     (output,) = gm.graph.find_nodes(op="output")
     results = []
     for node in output.args[0]:
-        value = node.meta["val"] if isinstance(node, fx.Node) else node
+        value = node.meta.get("val") if isinstance(node, fx.Node) else node
         if node in inputs:
             value = inputs[node]
         elif isinstance(value, torch.Tensor) and not any(isinstance(d, torch.SymInt) for d in value.shape):
