@@ -398,6 +398,26 @@ def test_nothing_is_played_while_something_is_lent() -> None:
     assert setup.models[0].replayed == 3
 
 
+def test_a_recorded_backward_does_not_keep_what_was_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both halves of a training step play from then on; what is saved is too large to be copied."""
+    monkeypatch.setattr(replay, "COPY_LIMIT", 200)
+    forward, w = saving(), torch.randn(4, 4)
+    source = (
+        "def call(args):\n    g, z, t, = args\n    args.clear()\n    y, = region0((), (g, z, t))\n    return (y,)\n"
+    )
+    backward = Setup(source, [region(3, set())], [lambda g, z, t: [(g * z).sum(0) + t.sum()]])
+    g = torch.randn(9, 4)
+    for _ in range(8):
+        x = torch.randn(9, 4)
+        y, z, t = forward(w, x)
+        del y
+        z, t = z[:], t.t()[:]  # as torch unpacks them
+        torch.testing.assert_close(backward(g, z, t)[0], (g * (x + 1)).sum(0) + (x @ w).sum())
+        del z, t
+    assert (forward.models[0].replayed, forward.models[0].executed) == (7, 1)
+    assert (backward.models[0].replayed, backward.models[0].executed) == (6, 2)
+
+
 def test_memory_that_is_lent_goes_back_later() -> None:
     setup, w = saving(), torch.randn(4, 4)
     model = setup.models[0]

@@ -80,7 +80,7 @@ class ReplayRegion(RegionCall):
             )
             return super().__call__(static, dynamic, sizes, scalars)
         self._own = [self._place(k, t) for k, t in zip(self.dynamic, dynamic, strict=True)]
-        placed = [t if own is None else own for t, own in zip(dynamic, self._own, strict=True)]
+        placed = [_unowned(t) if own is None else own for t, own in zip(dynamic, self._own, strict=True)]
         buffers = self.buffers_for(static, placed, sizes, scalars, self._kept)
         try:
             with self._order:  # type: ignore[union-attr]  # a region on the CPU is never recorded
@@ -128,3 +128,15 @@ class ReplayRegion(RegionCall):
         if self._buffers:
             self._buffers = []
             self.model._release_captured_graph([self._key])
+
+
+def _unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements in the same memory, which this does not keep.
+
+    Who plays a recording passes in what lies there. Kept, what a forward lends its backward would never be given back.
+    """
+    whole = tensor.untyped_storage()
+    memory = torch._C._construct_storage_from_data_pointer(whole.data_ptr(), tensor.device, whole.nbytes())
+    with torch.inference_mode(False):
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(memory, tensor.storage_offset(), tensor.size(), tensor.stride())
