@@ -257,7 +257,9 @@ def command() -> str:
 def main(
     suites: list[str] | None = typer.Argument(None, help="Names of suites; see --list."),
     list_suites: bool = typer.Option(False, "--list", help="List the suites and their cases."),
-    only: list[str] = typer.Option([], help="Cases whose name has this part or matches this pattern; repeatable."),
+    only: list[str] = typer.Option(
+        [], help="Cases of this name, or whose names have this part or match this pattern; repeatable."
+    ),
     contenders: str = typer.Option("", help=f"Comma-separated, instead of the suites' own: {', '.join(SETTINGS)}."),
     phase: Phase = typer.Option(Phase.both, help="Compile all cases side by side, time them, or both."),
     jobs: int = typer.Option(max(1, (os.cpu_count() or 2) // 2), min=1, help="Processes that compile side by side."),

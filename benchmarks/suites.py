@@ -126,7 +126,7 @@ def expand(entry: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def choose(suites: dict[str, Suite], names: Sequence[str], only: Sequence[str]) -> list[tuple[Suite, list[Case]]]:
     """The named suites with their cases; ``only`` keeps the cases that match one of its patterns.
 
-    A pattern is a shell pattern or a part of the name. A bracket in it stands for itself.
+    A pattern is a name, or else a shell pattern or a part of a name. A bracket in it stands for itself.
 
     Raises:
         SuiteError: No suite of that name, or no case left.
@@ -134,8 +134,9 @@ def choose(suites: dict[str, Suite], names: Sequence[str], only: Sequence[str]) 
     if unknown := [name for name in names if name not in suites]:
         raise SuiteError(f"no suite is called {', '.join(unknown)}; there are {', '.join(suites)}")
     chosen = []
+    whole = {case.name for name in names for case in suites[name].cases}
     for name in names:
-        cases = [case for case in suites[name].cases if not only or any(_matches(case.name, p) for p in only)]
+        cases = [c for c in suites[name].cases if not only or any(_matches(c.name, p, p in whole) for p in only)]
         if cases:
             chosen.append((suites[name], cases))
     if not chosen:
@@ -143,5 +144,7 @@ def choose(suites: dict[str, Suite], names: Sequence[str], only: Sequence[str]) 
     return chosen
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _matches(name: str, pattern: str, is_whole: bool) -> bool:
+    if is_whole:
+        return name == pattern
     return pattern in name or fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))

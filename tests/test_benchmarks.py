@@ -69,6 +69,8 @@ def test_choosing() -> None:
     assert suite.name == "cpu-ops"
     assert {case.what for case in cases} == {"linear", "softmax"}
     assert all(case.parameters.get("layout", "nk") == "nk" for case in cases)
+    ((_, cases),) = choose(suites, ["models"], ["t5"])
+    assert [case.name for case in cases] == ["t5"], "a name is no part of another, such as resnet50"
     with pytest.raises(SuiteError, match="no suite is called cpu-op;"):
         choose(suites, ["cpu-op"], [])
     with pytest.raises(SuiteError, match="no case matches"):
