@@ -136,7 +136,8 @@ def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int)
             source.meta.update(whole.meta)
             outputs[outputs.index(first, results)] = whole
         readers = {reader for node in pieces for reader in given[node.name].users}
-        first_reader = next(n for n in backward.graph.nodes if n in readers)  # until then the pieces are one tensor
+        nodes, end = backward.graph.nodes, backward.graph.output_node()
+        first_reader = next((n for n in nodes if n in readers), end)  # until then the pieces are one tensor
         copied = {whole: source}
         for node, steps in pieces.items():
             for step in steps:
