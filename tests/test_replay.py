@@ -406,13 +406,14 @@ def test_a_recorded_backward_does_not_keep_what_was_lent(monkeypatch: pytest.Mon
         "def call(args):\n    g, z, t, = args\n    args.clear()\n    y, = region0((), (g, z, t))\n    return (y,)\n"
     )
     backward = Setup(source, [region(3, set())], [lambda g, z, t: [(g * z).sum(0) + t.sum()]])
-    g = torch.randn(9, 4)
-    for _ in range(8):
+    g, first = torch.randn(9, 4), []
+    for n in range(8):
         x = torch.randn(9, 4)
         y, z, t = forward(w, x)
         del y
         z, t = z[:], t.t()[:]  # as torch unpacks them
         torch.testing.assert_close(backward(g, z, t)[0], (g * (x + 1)).sum(0) + (x @ w).sum())
+        first += [z, t] if n == 0 else []  # so that the recording's memory is elsewhere
         del z, t
     assert (forward.models[0].replayed, forward.models[0].executed) == (7, 1)
     assert (backward.models[0].replayed, backward.models[0].executed) == (6, 2)
