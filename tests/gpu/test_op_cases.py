@@ -30,7 +30,7 @@ EXCLUDED = {
     "integer_convolution/.*": "torch convolves no integers on a GPU",
     "matmul/integers_.*": "torch multiplies no matrices of integers on a GPU",
     "matmul/int_mm": "an island on a GPU: MAX multiplies no matrices of integers there",
-    "grouped/(?!fallback|.*f?16).*": "torch multiplies groups of 16-bit matrices alone on a GPU",
+    "grouped/(?!fallback|.*bf16).*": "torch 2.11 multiplies groups of bfloat16 matrices alone on a GPU",
     "grouped/fallback_(integers|bytes)": "torch multiplies no matrices of integers on a GPU",
 }
 """Cases that say nothing on a GPU, by a pattern of ``family/name``, and why."""
