@@ -352,18 +352,16 @@ def test_images_are_not_made_rows() -> None:
 
 
 def test_patches_of_images_become_rows_once() -> None:
-    """A sequence that begins as a convolution's result, to which rows are added, stays one in every layer."""
+    """A sequence that begins as a convolution's result, to which scaled rows are added, stays one in every layer."""
 
-    def encode(x: torch.Tensor, w: torch.Tensor, positions: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
-        rows = torch.conv2d(x, w, stride=2).flatten(2).transpose(1, 2) + positions
+    def encode(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        rows = torch.conv2d(x, w, stride=2).flatten(2).transpose(1, 2) + scale
         for _ in range(3):
-            rows = rows + torch.nn.functional.layer_norm(rows, (16,)) @ m
+            rows = rows + (torch.nn.functional.layer_norm(rows, (16,)) @ m) * scale
         return rows
 
     graph = lowered(encode, (2, 3, 8, 8), (16, 3, 2, 2), (1, 16, 16), (16, 16))
-    turned = re.findall(r'symbol = "tmb_transpose"|rmo.transpose|rmo.permute', graph)
-    assert len(turned) <= 2, "of the image, and of what the convolution gives"
-    assert len(re.findall(r'symbol = "tmb_(?:add_)?norm"', graph)) == 3
+    assert graph.count('symbol = "tmb_transpose"') == 1, "of the image, and none in a layer"
 
 
 @pytest.mark.parametrize("odd", ["K", "M and K", "N"])
