@@ -9,6 +9,7 @@ from max.algorithm.functional import elementwise
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
+from max.gpu.primitives import warp
 from max.gpu.sync import barrier
 from std.bit import log2_floor
 from std.math import ceildiv
@@ -16,8 +17,8 @@ from std.memory import unsafe_stack_allocation
 from std.utils.coord import Coord
 from std.utils.static_tuple import StaticTuple
 
-from .column_sums import COLUMNS, THREADS, TOGETHER, vector
-from .rows import Results, Values
+from .column_sums import COLUMNS, THREADS, TOGETHER, across_lines, groups_of, share_of_piece, vector
+from .rows import GROUP, Results, Values
 
 comptime AT_ONCE = 8
 """Rows that a thread reads before it needs the first of them."""
@@ -36,13 +37,22 @@ struct Moments[lanes: Int](TrivialRegisterPassable):
     def joined(self, size: Int, other: Self, others: Int) -> Self:
         """Those of `size` rows and `others` more, by Chan, Golub and LeVeque."""
         var away = other.mean - self.mean
-        var share = Float32(others) / Float32(size + others)
+        var share = Float32(others) / Float32(max(size + others, 1))
         return Self(self.mean + away * share, self.squares + (other.squares + away * away * (Float32(size) * share)))
+
+    @always_inline
+    def exchanged(self, distance: Int) -> Self:
+        """Those of the thread whose number in the warp differs in the bit `distance`."""
+        var other = Self(0, 0)
+        comptime for i in range(Self.lanes):
+            other.mean[i] = warp.shuffle_xor(self.mean[i], UInt32(distance))
+            other.squares[i] = warp.shuffle_xor(self.squares[i], UInt32(distance))
+        return other
 
 
 @extensibility.register("tmb_column_moments")
-struct ColumnMoments[each: Int, width: Int]:
-    """`result` [pieces, 2, columns]: the moments of every `each` rows of `x`, by a thread for `width` columns.
+struct ColumnMoments[each: Int, lines: Int, width: Int]:
+    """`result` [pieces, 2, columns]: the moments of every `each * lines` rows of `x`, shared out as `share_of_piece` says.
 
     `x` is of rank 2 to 5, its last dimension the columns, all others the rows. The last piece may have fewer.
     """
@@ -55,6 +65,8 @@ struct ColumnMoments[each: Int, width: Int]:
         x: _FusedInputTensor,
         ctx: DeviceContext,
     ) raises:
+        comptime assert target != "cpu", "tmb_column_moments runs on GPUs"
+        comptime lines = Self.lines
         var columns = result.dim_size(2)
         var rows = 1
         comptime for i in range(x.rank - 1):
@@ -63,15 +75,17 @@ struct ColumnMoments[each: Int, width: Int]:
         def describe[lanes: Int, alignment: Int = 1](at: Coord) {var result, var x, var rows, var columns}:
             comptime V = SIMD[DType.float32, lanes]
             var piece = Int(at[0].value())
-            var column = Int(at[2].value())
-            var first = piece * Self.each
-            var end = min(first + Self.each, rows)
-            var row = first
+            var mine = share_of_piece[lines, lanes](Int(at[1].value()), Int(at[2].value()))
+            var column = mine.column
+            var first = piece * Self.each * lines
+            var end = min(first + Self.each * lines, rows)
+            var row = first + mine.line
+            var count = 0
             var all = Moments[lanes](0, 0)
-            while row + AT_ONCE <= end:
+            while row + (AT_ONCE - 1) * lines < end:
                 var held = unsafe_stack_allocation[AT_ONCE, SIMD[x.dtype, lanes]]()
                 comptime for i in range(AT_ONCE):
-                    held[unsafe_offset=i] = vector[lanes, alignment, False](x, 0, row + i, column)
+                    held[unsafe_offset=i] = vector[lanes, alignment, False](x, 0, row + i * lines, column)
                 var sums = V(0)
                 comptime for i in range(AT_ONCE):
                     sums += held[unsafe_offset=i].cast[DType.float32]()
@@ -80,18 +94,28 @@ struct ColumnMoments[each: Int, width: Int]:
                 comptime for i in range(AT_ONCE):
                     var away = held[unsafe_offset=i].cast[DType.float32]() - mean
                     squares += away * away
-                all = all.joined(row - first, Moments[lanes](mean, squares), AT_ONCE)
-                row += AT_ONCE
+                all = all.joined(count, Moments[lanes](mean, squares), AT_ONCE)
+                count += AT_ONCE
+                row += AT_ONCE * lines
             while row < end:
                 var value = vector[lanes, alignment, False](x, 0, row, column).cast[DType.float32]()
-                all = all.joined(row - first, Moments[lanes](value, 0), 1)
-                row += 1
-            var into = result.unsafe_ptr().unsafe_offset(2 * piece * columns + column)
-            into.unsafe_store[width=lanes](all.mean)
-            into.unsafe_offset(columns).unsafe_store[width=lanes](all.squares)
+                all = all.joined(count, Moments[lanes](value, 0), 1)
+                count += 1
+                row += lines
+            comptime for step in range(log2_floor(lines)):
+                comptime distance = GROUP // lines << step
+                var others = Int(warp.shuffle_xor(Int32(count), UInt32(distance)))
+                all = all.joined(count, all.exchanged(distance), others)
+                count += others
+            if mine.line == 0:
+                var into = result.unsafe_ptr().unsafe_offset(2 * piece * columns + column)
+                into.unsafe_store[width=lanes](all.mean)
+                into.unsafe_offset(columns).unsafe_store[width=lanes](all.squares)
 
+        var groups = groups_of[lines, Self.width](columns)
+        comptime size = GROUP * Self.width
         elementwise[simd_width=Self.width, target=target](
-            describe, Coord(result.dim_size(0), 1, columns), ctx
+            describe, Coord(result.dim_size(0), groups, columns if lines == 1 else size), ctx
         )
 
 
@@ -112,21 +136,23 @@ def summed(value: Float32) -> Float32:
     return shared[unsafe_offset=thread % COLUMNS]
 
 
-@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
-def join_pieces(
-    result: Results[DType.float32],
-    x: Values[DType.float32],
-    pieces_: Int32,
-    columns_: Int32,
-    each_: Int32,
-    rows_: Int32,
-):
-    """The moments of `COLUMNS` columns a block."""
+comptime Pieces = SIMD[DType.int32, 4]
+"""How many pieces a matrix has of which moments are known, its columns, rows of every piece but the last, and all rows."""
+
+
+@always_inline
+def my_column() -> Int:
+    """The column that a thread adds up, with others of its block; it may be behind the last one."""
+    return Int(block_idx.x) * COLUMNS + Int(thread_idx.x) % COLUMNS
+
+
+@always_inline
+def joined_pieces(x: Values[DType.float32], of: Pieces) -> Moments[1]:
+    """The moments of `my_column`, for each of its threads."""
     comptime lines = THREADS // COLUMNS
-    var pieces, columns, each, rows = Int(pieces_), Int(columns_), Int(each_), Int(rows_)
+    var pieces, columns, each, rows = Int(of[0]), Int(of[1]), Int(of[2]), Int(of[3])
     var line = Int(thread_idx.x) // COLUMNS
-    var column = Int(block_idx.x) * COLUMNS + Int(thread_idx.x) % COLUMNS
-    var source = x.unsafe_offset(min(column, columns - 1))
+    var source = x.unsafe_offset(min(my_column(), columns - 1))
     var sums = Float32(0)
     for piece in range(line, pieces, lines):
         sums += source[unsafe_offset=2 * piece * columns] * Float32(min(each, rows - piece * each))
@@ -135,10 +161,17 @@ def join_pieces(
     for piece in range(line, pieces, lines):
         var away = source[unsafe_offset=2 * piece * columns] - mean
         squares += source[unsafe_offset = (2 * piece + 1) * columns] + away * away * Float32(min(each, rows - piece * each))
-    squares = summed(squares)
-    if line == 0 and column < columns:
-        result[unsafe_offset=column] = mean
-        result[unsafe_offset=columns + column] = squares
+    return Moments[1](mean, summed(squares))
+
+
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
+def join_pieces(result: Results[DType.float32], x: Values[DType.float32], of: Pieces):
+    """The moments of `COLUMNS` columns a block."""
+    var all = joined_pieces(x, of)
+    var column = my_column()
+    if Int(thread_idx.x) < COLUMNS and column < Int(of[1]):
+        result[unsafe_offset=column] = all.mean[0]
+        result[unsafe_offset=Int(of[1]) + column] = all.squares[0]
 
 
 @extensibility.register("tmb_piece_moments")
@@ -158,18 +191,15 @@ struct PieceMoments[each: Int, rows: Int]:
         ctx.enqueue_function[join_pieces](
             result.unsafe_ptr(),
             x.unsafe_ptr().as_imm(),
-            Int32(x.dim_size(0)),
-            Int32(columns),
-            Int32(Self.each),
-            Int32(Self.rows),
+            Pieces(Int32(x.dim_size(0)), Int32(columns), Int32(Self.each), Int32(Self.rows)),
             grid_dim=ceildiv(columns, COLUMNS),
             block_dim=THREADS,
         )
 
 
 @extensibility.register("tmb_column_products")
-struct ColumnProducts[each: Int, width: Int]:
-    """`result` [1, pieces, 2 * columns]: sums of every `each` rows of `g`, and of `g * (x - mean)`.
+struct ColumnProducts[each: Int, lines: Int, width: Int]:
+    """`result` [1, pieces, 2 * columns]: sums of every `each * lines` rows of `g`, and of `g * (x - mean)`.
 
     `g` and `x` are as `x` of `tmb_column_moments`, and of one shape; `mean` is [columns].
     """
@@ -184,7 +214,9 @@ struct ColumnProducts[each: Int, width: Int]:
         mean: InputTensor[dtype=DType.float32, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
+        comptime assert target != "cpu", "tmb_column_products runs on GPUs"
         comptime assert g.rank == x.rank, "they have one shape"
+        comptime lines = Self.lines
         var columns = mean.dim_size(0)
         var rows = 1
         comptime for i in range(x.rank - 1):
@@ -195,36 +227,44 @@ struct ColumnProducts[each: Int, width: Int]:
         ](at: Coord) {var result, var g, var x, var mean, var rows, var columns}:
             comptime V = SIMD[DType.float32, lanes]
             var piece = Int(at[1].value())
-            var column = Int(at[2].value())
-            var row = piece * Self.each
-            var end = min(row + Self.each, rows)
+            var mine = share_of_piece[lines, lanes](Int(at[2].value()), Int(at[3].value()))
+            var column = mine.column
+            var row = piece * Self.each * lines + mine.line
+            var end = min((piece + 1) * Self.each * lines, rows)
             var centre = mean.unsafe_ptr().unsafe_offset(column).unsafe_load[width=lanes]()
             var some_plain, some_along = V(0), V(0)
             var plain, along = V(0), V(0)
-            var until = row + TOGETHER
-            while row + PAIRS_AT_ONCE <= end:
+            var until = row + TOGETHER * lines
+            while row + (PAIRS_AT_ONCE - 1) * lines < end:
                 var grads = unsafe_stack_allocation[PAIRS_AT_ONCE, SIMD[g.dtype, lanes]]()
                 var held = unsafe_stack_allocation[PAIRS_AT_ONCE, SIMD[x.dtype, lanes]]()
                 comptime for i in range(PAIRS_AT_ONCE):
-                    grads[unsafe_offset=i] = vector[lanes, alignment, False](g, 0, row + i, column)
-                    held[unsafe_offset=i] = vector[lanes, alignment, False](x, 0, row + i, column)
+                    grads[unsafe_offset=i] = vector[lanes, alignment, False](g, 0, row + i * lines, column)
+                    held[unsafe_offset=i] = vector[lanes, alignment, False](x, 0, row + i * lines, column)
                 comptime for i in range(PAIRS_AT_ONCE):
                     var of = grads[unsafe_offset=i].cast[DType.float32]()
                     some_plain += of
                     some_along += of * (held[unsafe_offset=i].cast[DType.float32]() - centre)
-                row += PAIRS_AT_ONCE
+                row += PAIRS_AT_ONCE * lines
                 if row == until:
                     plain += some_plain
                     along += some_along
                     some_plain, some_along = V(0), V(0)
-                    until = row + TOGETHER
+                    until = row + TOGETHER * lines
             while row < end:
                 var of = vector[lanes, alignment, False](g, 0, row, column).cast[DType.float32]()
                 some_plain += of
                 some_along += of * (vector[lanes, alignment, False](x, 0, row, column).cast[DType.float32]() - centre)
-                row += 1
-            var into = result.unsafe_ptr().unsafe_offset(2 * piece * columns + column)
-            into.unsafe_store[width=lanes](plain + some_plain)
-            into.unsafe_offset(columns).unsafe_store[width=lanes](along + some_along)
+                row += lines
+            plain = across_lines[lines](plain + some_plain)
+            along = across_lines[lines](along + some_along)
+            if mine.line == 0:
+                var into = result.unsafe_ptr().unsafe_offset(2 * piece * columns + column)
+                into.unsafe_store[width=lanes](plain)
+                into.unsafe_offset(columns).unsafe_store[width=lanes](along)
 
-        elementwise[simd_width=Self.width, target=target](add, Coord(1, result.dim_size(1), columns), ctx)
+        var groups = groups_of[lines, Self.width](columns)
+        comptime size = GROUP * Self.width
+        elementwise[simd_width=Self.width, target=target](
+            add, Coord(1, result.dim_size(1), groups, columns if lines == 1 else size), ctx
+        )

@@ -6,6 +6,7 @@ from max.algorithm.functional import elementwise
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from max.gpu.memory import AddressSpace
+from max.gpu.primitives import warp
 from max.gpu.sync import barrier
 from std.bit import log2_floor
 from std.math import ceildiv
@@ -13,7 +14,7 @@ from std.memory import unsafe_stack_allocation
 from std.utils.coord import Coord
 from std.utils.static_tuple import StaticTuple
 
-from .rows import Results, Values
+from .rows import GROUP, Results, Values
 
 comptime AT_ONCE = 8
 """Rows that a thread reads before it needs the first of them."""
@@ -25,10 +26,51 @@ comptime THREADS = 1024
 """Its threads: each has every so manieth piece of one column."""
 
 
-@extensibility.register("tmb_column_sums")
-struct ColumnSums[each: Int, width: Int, is_batched: Bool]:
-    """`result` [outer, pieces, columns]: the sums of every `each` rows of `x`, by a thread for `width` columns.
+@fieldwise_init
+struct Share(TrivialRegisterPassable):
+    """What a thread reads of a piece: every so manieth row from the `line`-th on, in some columns from `column` on."""
 
+    var column: Int
+    var line: Int
+
+
+@always_inline
+def share_of_piece[lines: Int, lanes: Int](group: Int, at: Int) -> Share:
+    """The share of a thread that `spread_out` has placed at `group` and `at`, of `lanes` columns.
+
+    With several lines, `GROUP` neighbouring threads read them side by side.
+    """
+    comptime if lines == 1:
+        return Share(at, 0)
+    else:
+        comptime across = GROUP // lines
+        var thread = at // lanes
+        return Share((group * across + thread % across) * lanes, thread // across)
+
+
+@always_inline
+def groups_of[lines: Int, width: Int](columns: Int) -> Int:
+    """The groups of threads that a row of a piece has."""
+    return 1 if lines == 1 else columns // (GROUP // lines * width)
+
+
+@always_inline
+def across_lines[lines: Int, lanes: Int](mine: SIMD[DType.float32, lanes]) -> SIMD[DType.float32, lanes]:
+    """The sum of what the threads have that read the lines of the same columns."""
+    var value = mine
+    comptime for step in range(log2_floor(lines)):
+        var other = SIMD[DType.float32, lanes](0)
+        comptime for i in range(lanes):
+            other[i] = warp.shuffle_xor(value[i], UInt32(GROUP // lines << step))
+        value += other
+    return value
+
+
+@extensibility.register("tmb_column_sums")
+struct ColumnSums[each: Int, lines: Int, width: Int, is_batched: Bool]:
+    """`result` [outer, pieces, columns]: the sums of every `each * lines` rows of `x`, `width` columns a thread.
+
+    As many threads as there are `lines` share a piece, if those of a warp divide the columns: else there is one line.
     `x` is [outer, rows, columns] if it is batched, and else of rank 2 to 5, its last dimension the columns, all others
     the rows of the only matrix. The last piece may have fewer rows. What is summed is computed as it is read, if it is
     elementwise, and in its own shape: behind a reshape it would be computed, and stored, before.
@@ -42,7 +84,9 @@ struct ColumnSums[each: Int, width: Int, is_batched: Bool]:
         x: _FusedInputTensor,
         ctx: DeviceContext,
     ) raises:
+        comptime assert target != "cpu", "tmb_column_sums runs on GPUs"
         comptime assert x.rank == 3 or not Self.is_batched, "a batch of matrices has three dimensions"
+        comptime lines = Self.lines
         var rows = x.dim_size(x.rank - 2)
         comptime if not Self.is_batched:
             comptime for i in range(x.rank - 2):
@@ -56,16 +100,17 @@ struct ColumnSums[each: Int, width: Int, is_batched: Bool]:
             comptime V = SIMD[DType.float32, lanes]
             var outer = Int(at[0].value())
             var piece = Int(at[1].value())
-            var column = Int(at[2].value())
-            var row = piece * Self.each
-            var end = min(row + Self.each, rows)
+            var mine = share_of_piece[lines, lanes](Int(at[2].value()), Int(at[3].value()))
+            var column = mine.column
+            var row = piece * Self.each * lines + mine.line
+            var end = min((piece + 1) * Self.each * lines, rows)
             var sums = V(0)
             var total = V(0)
-            var until = row + TOGETHER
-            while row + AT_ONCE <= end:
+            var until = row + TOGETHER * lines
+            while row + (AT_ONCE - 1) * lines < end:
                 var held = unsafe_stack_allocation[AT_ONCE, SIMD[x.dtype, lanes]]()
                 comptime for i in range(AT_ONCE):
-                    held[unsafe_offset=i] = vector[lanes, alignment, Self.is_batched](x, outer, row + i, column)
+                    held[unsafe_offset=i] = vector[lanes, alignment, Self.is_batched](x, outer, row + i * lines, column)
                 var some = unsafe_stack_allocation[AT_ONCE, V]()
                 comptime for i in range(AT_ONCE):
                     some[unsafe_offset=i] = held[unsafe_offset=i].cast[DType.float32]()
@@ -73,18 +118,24 @@ struct ColumnSums[each: Int, width: Int, is_batched: Bool]:
                     comptime for i in range(0, AT_ONCE, 2 << level):
                         some[unsafe_offset=i] += some[unsafe_offset=i + (1 << level)]
                 sums += some[unsafe_offset=0]
-                row += AT_ONCE
+                row += AT_ONCE * lines
                 if row == until:
                     total += sums
                     sums = V(0)
-                    until = row + TOGETHER
+                    until = row + TOGETHER * lines
             while row < end:
                 sums += vector[lanes, alignment, Self.is_batched](x, outer, row, column).cast[DType.float32]()
-                row += 1
-            var place = (outer * pieces + piece) * columns + column
-            result.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](total + sums)
+                row += lines
+            total = across_lines[lines](total + sums)
+            if mine.line == 0:
+                var place = (outer * pieces + piece) * columns + column
+                result.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](total)
 
-        elementwise[simd_width=Self.width, target=target](add, result.shape_coord(), ctx)
+        var groups = groups_of[lines, Self.width](columns)
+        comptime size = GROUP * Self.width
+        elementwise[simd_width=Self.width, target=target](
+            add, Coord(result.dim_size(0), pieces, groups, columns if lines == 1 else size), ctx
+        )
 
 
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cases import ints, randn
+from tests.cases import ints, rand, randn
 from tests.gpu.checks import Call, check_calls
 from tests.harness import STRICT
 
@@ -194,6 +194,39 @@ def test_moments_of_columns(dtype: torch.dtype) -> None:
     for shape in ((32, 20, 14, 15), (5, 64, 4, 4), (128, 7, 28, 28)):
         images = [last(*shape)] * 2
         calls.append(Call(f"images {shape}", gradients, (*images, randn(shape[1]))))
+    check_calls(calls)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_batch_norms_in_training(dtype: torch.dtype) -> None:
+    """Of images that have their channels last, with what follows them, and their gradients."""
+
+    def last(*shape: int) -> Callable[[torch.Generator], torch.Tensor]:
+        def make(generator: torch.Generator) -> torch.Tensor:
+            return (torch.randn(*shape, generator=generator) + 3).to(dtype, memory_format=torch.channels_last)
+
+        return make
+
+    def forward(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        y, *saved = torch.ops.aten._native_batch_norm_legit_functional(x, w, b, b, w, True, 0.2, 1e-3)
+        return (y + r).relu(), *saved
+
+    def plain(x: torch.Tensor) -> Any:
+        return torch.ops.aten._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5)
+
+    def backward(g: torch.Tensor, r: torch.Tensor, x: torch.Tensor, w: torch.Tensor, m: torch.Tensor) -> Any:
+        masked = torch.ops.aten.threshold_backward(g, r - 3, 0)
+        gradients = torch.ops.aten.native_batch_norm_backward
+        both = gradients(masked, x, w, m, w, m, w, True, 1e-5, [True] * 3)
+        return *both, masked, gradients(g, x, None, m, w, m, w, True, 1e-5, [True, False, False])[0]
+
+    calls = []
+    for shape in ((5, 64, 4, 4), (32, 96, 14, 15), (3, 256, 33, 7), (64, 20, 9, 9), (130, 7, 5, 5), (256, 64, 56, 57)):
+        images = [last(*shape)] * 3
+        vectors = [rand(shape[1]), randn(shape[1])]
+        calls.append(Call(f"forward {shape}", forward, (*images[:2], *vectors)))
+        calls.append(Call(f"plain {shape}", plain, images[:1]))
+        calls.append(Call(f"backward {shape}", backward, (*images, *vectors)))
     check_calls(calls)
 
 

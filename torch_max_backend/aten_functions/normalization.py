@@ -7,6 +7,7 @@ scale and shift are computed per channel (or per sample and channel) first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from max.dtype import DType
@@ -37,10 +38,12 @@ from torch_max_backend.aten_functions.reductions import are_columns, count, mean
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.rows import (
     NormGradients,
-    column_products,
+    batch_gradients,
+    batch_statistics,
     keeps_gradient,
     layer_norm_gradients,
     row_norm,
+    scaled_columns,
     serves,
 )
 
@@ -282,24 +285,60 @@ def _other_axes(x: TensorValue, axis: int) -> list[int]:
     return [a for a in range(x.rank) if a != axis]
 
 
+@dataclass(frozen=True)
+class _BatchNorm:
+    """The output, and per channel mean and ``1 / sqrt(variance + eps)``, of the batch or the running ones.
+
+    ``moved`` has the running mean and variance after the batch, if it has moved them.
+    """
+
+    y: TensorValue
+    mean: TensorValue
+    rstd: TensorValue
+    moved: tuple[TensorValue, ...] = ()
+
+
 def _batch_norm(
     x: TensorValue,
     weight: TensorValue | None,
     bias: TensorValue | None,
-    running_mean: TensorValue | None,
-    running_var: TensorValue | None,
+    running: tuple[TensorValue | None, TensorValue | None],
     training: bool,
+    momentum: float,
     eps: float,
-) -> tuple[TensorValue, TensorValue, TensorValue, TensorValue]:
-    """The output, and mean, variance and 1 / sqrt(variance + eps) per channel (of the batch, or the running ones)."""
+) -> _BatchNorm:
+    """A batch norm; in training it moves the ``running`` mean and variance, if there are any."""
     dtype, image = accumulator(x.dtype), x
     x, axis = _laid_out(x)
-    if training or running_mean is None or running_var is None:
+    given = None if running[0] is None or running[1] is None else (running[0], running[1])
+    if (training or given is None) and are_columns(x, _other_axes(x, axis)):
+        return _column_batch_norm(x, image, weight, bias, given, momentum, eps)
+    if training or given is None:
         mean, variance = moments(x, _other_axes(x, axis))
     else:
-        mean, variance = (_per_channel(v, x, axis, dtype) for v in (running_mean, running_var))
+        mean, variance = (_per_channel(v, x, axis, dtype) for v in given)
     rstd = _rstd(variance, eps)
-    return _as_image(_apply_stats(x, axis, mean, rstd, weight, bias), image), mean, variance, rstd
+    y = _as_image(_apply_stats(x, axis, mean, rstd, weight, bias), image)
+    moved = _moved_statistics(x, axis, mean, variance, given, momentum) if training and given else ()
+    return _BatchNorm(y, mean, rstd, moved)
+
+
+def _column_batch_norm(
+    x: TensorValue,
+    image: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    running: tuple[TensorValue, TensorValue] | None,
+    momentum: float,
+    eps: float,
+) -> _BatchNorm:
+    """A batch norm of ``x`` [*rows, columns] by the batch's statistics, by kernels; ``x`` is ``image``'s."""
+    x = before_widening(x)
+    vectors = [None if v is None else cast(v, DType.float32) for v in (weight, bias, *(running or (None, None)))]
+    given = None if vectors[2] is None or vectors[3] is None else (vectors[2], vectors[3])
+    found = batch_statistics(x, vectors[0], vectors[1], given, momentum, eps)
+    y = _as_image(scaled_columns(x, found.scale, found.shift), image)
+    return _BatchNorm(y, found.mean, found.rstd, (found.moved_mean, found.moved_variance))
 
 
 def _saved(mean: TensorValue, rstd: TensorValue) -> list[TensorValue]:
@@ -323,8 +362,8 @@ def _native_batch_norm_legit_no_training(
     momentum: float,
     eps: float,
 ) -> tuple[TensorValue | None, ...]:
-    y, mean, _, rstd = _batch_norm(input, weight, bias, running_mean, running_var, False, eps)
-    return finish_all([y, *_saved(mean, rstd)])
+    norm = _batch_norm(input, weight, bias, (running_mean, running_var), False, momentum, eps)
+    return finish_all([norm.y, *_saved(norm.mean, norm.rstd)])
 
 
 # _native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum,
@@ -338,8 +377,8 @@ def _native_batch_norm_legit_no_stats(
     momentum: float,
     eps: float,
 ) -> tuple[TensorValue | None, ...]:
-    y, mean, _, rstd = _batch_norm(input, weight, bias, None, None, True, eps)
-    return finish_all([y, *_saved(mean, rstd)])
+    norm = _batch_norm(input, weight, bias, (None, None), True, momentum, eps)
+    return finish_all([norm.y, *_saved(norm.mean, norm.rstd)])
 
 
 # _native_batch_norm_legit_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
@@ -356,30 +395,27 @@ def _native_batch_norm_legit_functional(
     momentum: float,
     eps: float,
 ) -> tuple[TensorValue | None, ...]:
-    y, mean, variance, rstd = _batch_norm(input, weight, bias, running_mean, running_var, training, eps)
-    if not training:
-        return finish_all([y, *_saved(mean, rstd), running_mean, running_var])
-    moved = _moved_statistics(input, mean, variance, running_mean, running_var, momentum)
-    return finish_all([y, *_saved(mean, rstd), *moved])
+    running = (running_mean, running_var)
+    norm = _batch_norm(input, weight, bias, running, training, momentum, eps)
+    return finish_all([norm.y, *_saved(norm.mean, norm.rstd), *(norm.moved or running)])
 
 
 def _moved_statistics(
     x: TensorValue,
+    axis: int,
     mean: TensorValue,
     variance: TensorValue,
-    running_mean: TensorValue,
-    running_var: TensorValue,
+    running: tuple[TensorValue, TensorValue],
     momentum: float,
-) -> list[TensorValue]:
+) -> tuple[TensorValue, ...]:
     """The running mean and variance, moved towards those of the batch."""
-    x, axis = _laid_out(x)
     size = count(x, _other_axes(x, axis), variance.dtype)
     unbiased = variance * (size / (size - constant(1, size.dtype, size.device)))
-    return [
+    return tuple(
         _per_channel(old, x, axis, new.dtype) * constant(1 - momentum, new.dtype, new.device)
         + new * constant(momentum, new.dtype, new.device)
-        for old, new in ((running_mean, mean), (running_var, unbiased))
-    ]
+        for old, new in zip(running, (mean, unbiased), strict=True)
+    )
 
 
 # _batch_norm_with_update_functional(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
@@ -396,10 +432,9 @@ def _batch_norm_with_update_functional(
     eps: float,
 ) -> tuple[TensorValue | None, ...]:
     """In training; the fourth output is what a backward of other devices needs, and empty."""
-    y, mean, variance, rstd = _batch_norm(input, weight, bias, None, None, True, eps)
+    norm = _batch_norm(input, weight, bias, (running_mean, running_var), True, momentum, eps)
     reserve = full(0, out_shape(3), out_dtype(3), input.device)
-    moved = _moved_statistics(input, mean, variance, running_mean, running_var, momentum)
-    return finish_all([y, *_saved(mean, rstd), reserve, *moved])
+    return finish_all([norm.y, *_saved(norm.mean, norm.rstd), reserve, *norm.moved])
 
 
 # _batch_norm_no_update(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
@@ -415,8 +450,8 @@ def _batch_norm_no_update(
     eps: float,
 ) -> tuple[TensorValue | None, ...]:
     """By the running statistics, where there are any."""
-    y, mean, _, rstd = _batch_norm(input, weight, bias, running_mean, running_var, False, eps)
-    return finish_all([y, *_saved(mean, rstd), full(0, out_shape(3), out_dtype(3), input.device)])
+    norm = _batch_norm(input, weight, bias, (running_mean, running_var), False, momentum, eps)
+    return finish_all([norm.y, *_saved(norm.mean, norm.rstd), full(0, out_shape(3), out_dtype(3), input.device)])
 
 
 # native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight, Tensor? running_mean, Tensor? running_var,
@@ -449,12 +484,10 @@ def native_batch_norm_backward(
         mean = _per_channel(running_mean, input, axis, dtype)
         rstd = _rstd(_per_channel(running_var, input, axis, dtype), eps)
     grad, x = cast(grad_out, dtype), cast(input, dtype)
-    if are_columns(input, axes) and grad_out.dtype == input.dtype:
-        sums = column_products(before_widening(grad_out), before_widening(input), reshape(mean, [input.shape[axis]]))
-        total, along = (_per_channel(v, input, axis, dtype) for v in sums)
-    else:
-        # What is read twice MAX stores, in float32: x - mean and mean - x differ by their sign alone, and exactly.
-        along, total = sum_axes(grad * (x - mean), axes), sum_axes(grad, axes)
+    if train and are_columns(input, axes) and are_columns(grad_out, axes):
+        return _column_batch_norm_gradients(grad_out, input, image, weight, (mean, rstd), output_mask)
+    # What is read twice MAX stores, in float32: x - mean and mean - x differ by their sign alone, and exactly.
+    along, total = sum_axes(grad * (x - mean), axes), sum_axes(grad, axes)
     scale = rstd if weight is None else rstd * _per_channel(weight, input, axis, dtype)
     results: list[TensorValue | None] = [None, None, None]
     if output_mask[0] and train:
@@ -469,6 +502,28 @@ def native_batch_norm_backward(
     if output_mask[2]:
         results[2] = total
     return finish_all(results)
+
+
+def _column_batch_norm_gradients(
+    grad: TensorValue,
+    x: TensorValue,
+    image: TensorValue,
+    weight: TensorValue | None,
+    statistics: tuple[TensorValue, TensorValue],
+    output_mask: Sequence[bool],
+) -> tuple[TensorValue | None, ...]:
+    """The gradients of a batch norm, in training, of ``x`` [*rows, columns], by kernels; ``x`` is ``image``'s."""
+    axis = x.rank - 1
+    mean, rstd = (reshape(v, [x.shape[axis]]) for v in statistics)
+    weight = None if weight is None else cast(weight, DType.float32)
+    found = batch_gradients(before_widening(grad), before_widening(x), mean, rstd, weight)
+    of_x = None
+    if output_mask[0]:
+        numbers = (mean, found.offset, found.factor, found.scale)
+        mean, offset, factor, scale = (_per_channel(v, x, axis, DType.float32) for v in numbers)
+        spread = cast(grad, DType.float32) - offset + (mean - cast(x, DType.float32)) * factor
+        of_x = _as_image(spread * scale, image)
+    return finish_all([of_x, found.weight if output_mask[1] else None, found.bias if output_mask[2] else None])
 
 
 # batch_norm_backward(Tensor grad_out, Tensor input, Tensor weight, Tensor? running_mean, Tensor? running_var,

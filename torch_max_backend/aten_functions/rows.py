@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from max.dtype import DType
-from max.graph import Dim, TensorValue
+from max.graph import DeviceRef, Dim, TensorValue, ops
 
-from torch_max_backend.aten_functions.common import mojo_op, reshape, static
+from torch_max_backend.aten_functions.common import full, mojo_op, reshape, static
 
 _FLOATS = (DType.bfloat16, DType.float16, DType.float32)
 _VECTOR, _KEPT, _MOST_KEPT = 16, 32, 128
@@ -24,8 +24,8 @@ _FEWEST, _MOST, _READ = 32, 1024, 64
 _ROWS_IN_TURN, _SUMMED = 16, 16
 """Rows whose gradients a thread computes, and the most elements of each: it keeps sums for as many columns."""
 
-_EACH, _MOST_EACH, _THREADS, _COLUMNS_AT_ONCE = 64, 512, 2**16, 8
-"""Rows that a thread adds up, at least and at most, how many threads there should be, and columns of each."""
+_EACH, _MOST_EACH, _THREADS, _COLUMNS_AT_ONCE, _LINES = 8, 512, 2**16, 8, 8
+"""Rows that a thread adds up, at least and at most, threads that there should be, columns of each, lines of a piece."""
 
 
 @dataclass(frozen=True)
@@ -225,18 +225,31 @@ def column_sums(x: TensorValue, is_batched: bool) -> TensorValue:
     outer, columns = sizes[0] if is_batched else 1, sizes[-1]
     cut = _cut(outer, sizes[1] if is_batched else math.prod(sizes[:-1]), columns)
     out = [(DType.float32, [Dim(outer), Dim(cut.pieces), Dim(columns)])]
-    parameters = {"each": cut.each, "width": cut.width, "is_batched": is_batched}
-    (sums,) = mojo_op("tmb_column_sums", [x], out, parameters)
+    (sums,) = mojo_op("tmb_column_sums", [x], out, {**cut.parameters, "is_batched": is_batched})
     return sums if cut.pieces == 1 else piece_sums(sums)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """The pieces of a matrix: ``each`` rows of ``width`` columns for a thread."""
+    """The pieces of a matrix: ``lines`` threads have ``each`` rows of ``width`` columns of one.
+
+    A warp reads the lines of a piece side by side, and adds up what its threads have found.
+    """
 
     each: int
+    lines: int
     width: int
     pieces: int
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """The kernels' parameters."""
+        return {"each": self.each, "lines": self.lines, "width": self.width}
+
+    @property
+    def rows(self) -> int:
+        """The rows of every piece but the last."""
+        return self.each * self.lines
 
 
 def _cut(outer: int, rows: int, columns: int) -> _Cut:
@@ -244,10 +257,11 @@ def _cut(outer: int, rows: int, columns: int) -> _Cut:
     width = _COLUMNS_AT_ONCE
     while columns % width:
         width //= 2
+    lines = 1 if columns % (_FEWEST // _LINES * width) else _LINES
     wanted = max(outer * rows * columns // (width * _THREADS), 1)
     power = 2 ** (wanted.bit_length() - 1)  # since each number is compiled by itself
-    each = min(max(power, _EACH), _MOST_EACH)
-    return _Cut(each, width, -(-rows // each))
+    each = min(max(power, _EACH * (_LINES // lines)), _MOST_EACH)
+    return _Cut(each, lines, width, -(-rows // (each * lines)))
 
 
 def piece_sums(x: TensorValue) -> TensorValue:
@@ -260,32 +274,114 @@ def column_moments(x: TensorValue) -> tuple[TensorValue, TensorValue]:
 
     Both are [columns], in float32.
     """
-    *rows, columns = (int(d) for d in x.shape)
-    cut = _cut(1, math.prod(rows), columns)
-    out = [(DType.float32, [Dim(cut.pieces), Dim(2), Dim(columns)])]
-    (pieces,) = mojo_op("tmb_column_moments", [x], out, {"each": cut.each, "width": cut.width})
-    out = [(DType.float32, [Dim(2), Dim(columns)])]
-    (both,) = mojo_op("tmb_piece_moments", [pieces], out, {"each": cut.each, "rows": math.prod(rows)})
+    cut, pieces = _piece_moments(x)
+    out = [(DType.float32, [Dim(2), x.shape[-1]])]
+    (both,) = mojo_op("tmb_piece_moments", [pieces], out, {"each": cut.rows, "rows": _rows(x)})
     return both[0], both[1]
 
 
-def column_products(grad: TensorValue, x: TensorValue, mean: TensorValue) -> tuple[TensorValue, TensorValue]:
-    """The sums over the rows of ``grad``, and of ``grad * (x - mean)``, both [columns] in float32.
+def _rows(x: TensorValue) -> int:
+    return math.prod(int(d) for d in x.shape[:-1])
 
-    ``grad`` and ``x`` are [*rows, columns], of static sizes; ``mean`` is [columns] in float32.
+
+def _piece_moments(x: TensorValue) -> tuple[_Cut, TensorValue]:
+    """How ``x`` [*rows, columns] is cut, and the moments of the pieces, [pieces, 2, columns]."""
+    cut = _cut(1, _rows(x), int(x.shape[-1]))
+    out = [(DType.float32, [Dim(cut.pieces), Dim(2), x.shape[-1]])]
+    return cut, mojo_op("tmb_column_moments", [x], out, cut.parameters)[0]
+
+
+@dataclass(frozen=True)
+class BatchStatistics:
+    """What a batch norm computes for each column: all [columns] in float32.
+
+    The norm is ``x * scale + shift``; ``moved_mean`` and ``moved_variance`` are the running statistics after the batch.
     """
-    *rows, columns = (int(d) for d in x.shape)
-    cut = _cut(1, math.prod(rows), columns)
+
+    mean: TensorValue
+    rstd: TensorValue
+    scale: TensorValue
+    shift: TensorValue
+    moved_mean: TensorValue
+    moved_variance: TensorValue
+
+
+def batch_statistics(
+    x: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    running: tuple[TensorValue, TensorValue] | None,
+    momentum: float,
+    epsilon: float,
+) -> BatchStatistics:
+    """The statistics of a batch ``x`` [*rows, columns], of static sizes; vectors are [columns] in float32.
+
+    Args:
+        running: Mean and variance; without them the moved ones mean nothing.
+        momentum: The batch's share of the moved ones.
+    """
+    cut, pieces = _piece_moments(x)
+    present = next((v for v in (weight, bias, *(running or ())) if v is not None), None)
+    if present is None:
+        present = full(0, [x.shape[-1]], DType.float32, x.device)
+    vectors = [present if v is None else v for v in (weight, bias, *(running or (None, None)))]
+    numbers = [ops.constant(v, DType.float32, DeviceRef.CPU()) for v in (momentum, epsilon)]
+    parameters = {
+        "each": cut.rows,
+        "rows": _rows(x),
+        "is_scaled": weight is not None,
+        "is_shifted": bias is not None,
+    }
+    out = [(DType.float32, [x.shape[-1]])] * 6
+    return BatchStatistics(*mojo_op("tmb_batch_statistics", [pieces, *vectors, *numbers], out, parameters))
+
+
+def scaled_columns(x: TensorValue, scale: TensorValue, shift: TensorValue) -> TensorValue:
+    """``x * scale + shift`` in the dtype of ``x`` [*rows, columns], of static sizes; the others are float32 [columns].
+
+    Elementwise ops that follow are computed by the same kernel.
+    """
+    width = _COLUMNS_AT_ONCE
+    while int(x.shape[-1]) % width:
+        width //= 2
+    return mojo_op("tmb_scaled_columns", [x, scale, shift], [(x.dtype, x.shape)], {"width": width})[0]
+
+
+@dataclass(frozen=True)
+class BatchGradients:
+    """The gradients of a batch norm's weight and bias, and numbers for its input's: all [columns] in float32.
+
+    The gradient of the input is ``(grad - offset + (mean - x) * factor) * scale``.
+    """
+
+    weight: TensorValue
+    bias: TensorValue
+    offset: TensorValue
+    factor: TensorValue
+    scale: TensorValue
+
+
+def batch_gradients(
+    grad: TensorValue, x: TensorValue, mean: TensorValue, rstd: TensorValue, weight: TensorValue | None
+) -> BatchGradients:
+    """The gradients of a batch norm of ``x``, which is [*rows, columns] as ``grad``, of static sizes.
+
+    ``mean``, ``rstd`` and ``weight`` are [columns] in float32.
+    """
+    columns = int(x.shape[-1])
+    cut = _cut(1, _rows(x), columns)
     out = [(DType.float32, [Dim(1), Dim(cut.pieces), Dim(2 * columns)])]
-    (sums,) = mojo_op("tmb_column_products", [grad, x, mean], out, {"each": cut.each, "width": cut.width})
-    both = reshape(piece_sums(sums), [Dim(2), Dim(columns)])
-    return both[0], both[1]
+    (sums,) = mojo_op("tmb_column_products", [grad, x, mean], out, cut.parameters)
+    operands = [sums, rstd, rstd if weight is None else weight]
+    numbers = [(DType.float32, [Dim(columns)])] * 5
+    parameters = {"rows": _rows(x), "is_scaled": weight is not None}
+    return BatchGradients(*mojo_op("tmb_batch_gradients", operands, numbers, parameters))
 
 
 def serves_columns(x: TensorValue, shape: Sequence[Dim]) -> bool:
     """Whether :func:`column_sums` takes ``x`` as [outer, rows, columns], and there are rows enough."""
     sizes = [static(d) or 0 for d in shape]
-    return x.device.is_gpu() and x.dtype in _FLOATS and min(sizes) > 0 and sizes[1] > _EACH and sizes[2] > 1
+    return x.device.is_gpu() and x.dtype in _FLOATS and min(sizes) > 0 and sizes[1] > _EACH * _LINES and sizes[2] > 1
 
 
 def _reading(x: TensorValue) -> dict[str, int]:
