@@ -375,3 +375,11 @@ def test_odd_rows_are_padded(odd: str) -> None:
     padded["M and K"] = {"[1, 264, 1027]", "[1, 264, 1032]", "[1, 256, 264]"}
     assert shapes_of(graph, "rmo.concat") == padded[odd]
     assert "rmo.concat" not in lowered(product, *[tuple(8 * (s // 8) for s in shape) for shape in shapes[odd]])
+
+
+def test_modes_are_taken_on_a_cpu_alone() -> None:
+    lowering = aten_functions.get(aten.mode.default)
+    assert lowering is not None
+    assert lowering.supports is not None
+    assert "got one on cuda" in str(lowering.supports(torch.empty(3, device="cuda")))
+    assert lowering.supports(torch.empty(3, device="cpu")) is None

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.aten_functions.cases_updates import CASES, adam, momentum
 from tests.cases import Case
 from torch_max_backend.aten_functions.registry import aten_functions, map_to
 from torch_max_backend.compiler.compile import put_off
 from torch_max_backend.graph.partition import Plan, _Cut
+from torch_max_backend.runtime.executable import copies_together
 
 aten = torch.ops.aten
 
@@ -153,3 +155,37 @@ def test_a_lowering_of_the_user_is_called() -> None:
         aten_functions.lowerings[aten.sqrt.default] = own
     torch._dynamo.reset()
     assert all(region.updates for region in last_plan(adam, *inputs).regions)
+
+
+def test_small_writes_are_done_together() -> None:
+    """What is computed by dtype; but first, by itself and in turn, what lies in inputs, which are written as well."""
+
+    def many(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, n: torch.Tensor, x: torch.Tensor) -> None:
+        for target, source in ((a, x + 1), (n, n + 1), (c, x.view(3)), (b, x + 2), (x, x * 3)):
+            aten.copy_.default(target, source)
+
+    floats = [torch.randn(3) for _ in range(4)]
+    inputs = [*floats[:3], torch.tensor([1, 2, 3]), floats[3]]
+    graph = make_fx(many, tracing_mode="fake")(*inputs).graph
+    copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
+    names = graph.find_nodes(op="placeholder")
+    a, b, c, n, x = names
+    groups = copies_together(copies, names)
+    assert [targets for targets, _ in groups] == [[c], [a, b, x], [n]]
+
+
+def test_writes_of_inputs_come_before_what_writes_the_inputs() -> None:
+    statistics = [torch.zeros(3) for _ in range(20)]
+
+    def step(x: torch.Tensor, *statistics: torch.Tensor) -> None:
+        for k, s in enumerate(statistics):
+            s.copy_(x if k == 19 else s * 0.5 + k)
+        x.copy_(x.sum() + x)
+
+    def run(function: Callable[..., None]) -> list[torch.Tensor]:
+        values = [torch.tensor([1.0, 2.0, 3.0]), *(s.clone() for s in statistics)]
+        function(*values)
+        return values
+
+    compiled = torch.compile(step, backend="max_backend", options={"fallback": "error"})
+    assert all(map(torch.equal, run(compiled), run(step)))

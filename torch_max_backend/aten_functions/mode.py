@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from max.dtype import DType
 from max.graph import TensorValue, ops
 
@@ -11,8 +12,13 @@ from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.sorting import _KEYS, Pair, _restored, _rows
 
 
+def _limits(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> str | None:
+    """On a GPU torch has another algorithm: of equally frequent elements, and beside NaN, it takes others."""
+    return None if self.device.type == "cpu" else f"mode takes tensors of the CPU, got one on {self.device.type}"
+
+
 # mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
-@map_to(aten.mode.default, how="mojo")
+@map_to(aten.mode.default, how="mojo", supports=_limits, limits="CPU")
 def mode(self: TensorValue, dim: int = -1, keepdim: bool = False) -> Pair:
     """The least of the most frequent elements, and one of its places: the one that torch's sort leaves last."""
     if any(static(d) == 0 for d in out_shape(0)):

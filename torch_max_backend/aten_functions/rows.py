@@ -24,8 +24,8 @@ _FEWEST, _MOST, _READ = 32, 1024, 64
 _ROWS_IN_TURN, _SUMMED = 16, 16
 """Rows whose gradients a thread computes, and the most elements of each: it keeps sums for as many columns."""
 
-_EACH, _MOST_EACH, _THREADS, _COLUMNS_AT_ONCE, _LINES = 8, 512, 2**16, 8, 8
-"""Rows that a thread adds up, at least and at most, threads that there should be, columns of each, lines of a piece."""
+_LEAST_PIECE, _MOST_EACH, _THREADS, _COLUMNS_AT_ONCE = 64, 512, 2**16, 8
+"""Least rows of a piece, most rows that a thread adds up, threads that there should be, and columns of each."""
 
 
 @dataclass(frozen=True)
@@ -253,14 +253,20 @@ class _Cut:
 
 
 def _cut(outer: int, rows: int, columns: int) -> _Cut:
-    """How ``outer`` matrices are cut."""
+    """How ``outer`` matrices are cut.
+
+    A warp reads a stretch of one row as long as it can, since that is faster, or else whole rows; but of as many lines
+    as there must be for its piece not to be small.
+    """
     width = _COLUMNS_AT_ONCE
     while columns % width:
         width //= 2
-    lines = 1 if columns % (_FEWEST // _LINES * width) else _LINES
     wanted = max(outer * rows * columns // (width * _THREADS), 1)
     power = 2 ** (wanted.bit_length() - 1)  # since each number is compiled by itself
-    each = min(max(power, _EACH * (_LINES // lines)), _MOST_EACH)
+    least = max(_FEWEST * width / columns, _LEAST_PIECE / power)
+    possible = [n for n in (1, 2, 4, 8) if n == 1 or columns % (_FEWEST // n * width) == 0]
+    lines = next((n for n in possible if n >= least), possible[-1])
+    each = min(max(power, _LEAST_PIECE // lines), _MOST_EACH)
     return _Cut(each, lines, width, -(-rows // (each * lines)))
 
 
@@ -381,7 +387,7 @@ def batch_gradients(
 def serves_columns(x: TensorValue, shape: Sequence[Dim]) -> bool:
     """Whether :func:`column_sums` takes ``x`` as [outer, rows, columns], and there are rows enough."""
     sizes = [static(d) or 0 for d in shape]
-    return x.device.is_gpu() and x.dtype in _FLOATS and min(sizes) > 0 and sizes[1] > _EACH * _LINES and sizes[2] > 1
+    return x.device.is_gpu() and x.dtype in _FLOATS and min(sizes) > 0 and sizes[1] > _LEAST_PIECE and sizes[2] > 1
 
 
 def _reading(x: TensorValue) -> dict[str, int]:

@@ -81,6 +81,31 @@ def region_spec(region: Region, static: frozenset[int]) -> RegionSpec:
     )
 
 
+def copies_together(copies: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> list[tuple[list[fx.Node], list[fx.Node]]]:
+    """Targets and sources of ``copy_`` nodes that one call can do: of one dtype and one device.
+
+    What may lie in an input's memory is copied by itself and before all others, which may write to that input.
+    """
+    memory = {_storage(t) for node in inputs for t in tensors_of(value_of(node))}
+    alone: list[tuple[list[fx.Node], list[fx.Node]]] = []
+    groups: dict[Any, tuple[list[fx.Node], list[fx.Node]]] = {}
+    for copy in copies:
+        target, source = copy.args[0], copy.args[1]
+        values = [t for node in (target, source) for t in tensors_of(value_of(node))]
+        kinds = [(t.dtype, t.device) for t in values]
+        if kinds[0] == kinds[1] and _storage(values[1]) not in memory:
+            targets, sources = groups.setdefault(kinds[0], ([], []))
+            targets.append(target)
+            sources.append(source)
+        else:
+            alone.append(([target], [source]))
+    return [*alone, *groups.values()]
+
+
+def _storage(value: torch.Tensor) -> Any:
+    return value.untyped_storage()._cdata
+
+
 class _Writer:
     def __init__(self, gm: fx.GraphModule, plan: Plan, static: frozenset[int], profile: bool) -> None:
         self.gm, self.plan, self.profile = gm, plan, profile
@@ -108,8 +133,12 @@ class _Writer:
                 self._region(step)
             else:
                 self._torch(step)
-        for copy in self.plan.copies:
-            self._emit(f"{self._name(copy.args[0])}.copy_({self._name(copy.args[1])})")
+        for targets, sources in copies_together(self.plan.copies, self.placeholders):
+            names = [", ".join(map(self._name, nodes)) for nodes in (targets, sources)]
+            if len(targets) == 1:
+                self._emit(f"{names[0]}.copy_({names[1]})")
+            else:
+                self._emit(f"{self._global('together', torch._foreach_copy_)}([{names[0]}], [{names[1]}])")
         written = [copy.args[0] for copy in self.plan.copies]
         results = self.gm.graph.output_node()
         outputs = [self._output(o) for o in results.args[0]]
