@@ -37,7 +37,7 @@ EXCLUDED = {
 """Cases that say nothing on a GPU, by a pattern of ``family/name``, and why."""
 
 SLOW = "polynomials/(every.*|high|numbers)"
-"""Cases that run with ``-m full`` alone: on a GPU torch compiles each polynomial when it is first called, for minutes."""
+"""Cases that run with ``-m full`` alone: on a GPU torch compiles each polynomial when it is first called: minutes."""
 
 
 def _on_gpu(case: Case) -> Case:
