@@ -6,7 +6,7 @@ Images have their channels last, so that channels are the columns of `column_mom
 import extensibility
 from extensibility import InputTensor, OutputTensor, _FusedInputTensor, _FusedOutputTensor
 from max.algorithm.functional import elementwise
-from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
+from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
 from max.gpu.host import DeviceContext
 from std.math import ceildiv, rsqrt
 from std.utils.coord import Coord

@@ -36,9 +36,10 @@ struct Share(TrivialRegisterPassable):
 
 @always_inline
 def share_of_piece[lines: Int, lanes: Int](group: Int, at: Int) -> Share:
-    """The share of a thread that `spread_out` has placed at `group` and `at`, of `lanes` columns.
+    """The share of a thread of `elementwise`, whose index ends in `group` and `at`, of `lanes` columns.
 
-    With several lines, `GROUP` neighbouring threads read them side by side.
+    With several lines the last dimension has `lanes` elements for each of `GROUP` threads, which are neighbours then and
+    read the lines side by side.
     """
     comptime if lines == 1:
         return Share(at, 0)

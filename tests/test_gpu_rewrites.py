@@ -377,6 +377,20 @@ def test_odd_rows_are_padded(odd: str) -> None:
     assert "rmo.concat" not in lowered(product, *[tuple(8 * (s // 8) for s in shape) for shape in shapes[odd]])
 
 
+def test_a_batch_norm_of_widened_images_is_not_rounded() -> None:
+    """Its statistics may be read from the 16 bits that the images came from; its result has 32."""
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return aten._native_batch_norm_legit.no_stats(x.float(), None, None, True, 0.1, 1e-5)[0]
+
+    graph = lowered(norm, (4, 32, 8, 8), channels_last=True)
+    (moments,) = re.findall(r'"tmb_column_moments".*?: \((.*?)\) ->', graph)
+    (scaled,) = re.findall(r'"tmb_scaled_columns".*?: \(.*?\) -> (.*)', graph)
+    assert "bf16" in moments
+    assert "f32" in scaled
+    assert "bf16" not in scaled
+
+
 def test_modes_are_taken_on_a_cpu_alone() -> None:
     lowering = aten_functions.get(aten.mode.default)
     assert lowering is not None

@@ -333,10 +333,9 @@ def _column_batch_norm(
     eps: float,
 ) -> _BatchNorm:
     """A batch norm of ``x`` [*rows, columns] by the batch's statistics, by kernels; ``x`` is ``image``'s."""
-    x = before_widening(x)
     vectors = [None if v is None else cast(v, DType.float32) for v in (weight, bias, *(running or (None, None)))]
     given = None if vectors[2] is None or vectors[3] is None else (vectors[2], vectors[3])
-    found = batch_statistics(x, vectors[0], vectors[1], given, momentum, eps)
+    found = batch_statistics(before_widening(x), vectors[0], vectors[1], given, momentum, eps)
     y = _as_image(scaled_columns(x, found.scale, found.shift), image)
     return _BatchNorm(y, found.mean, found.rstd, (found.moved_mean, found.moved_variance))
 
