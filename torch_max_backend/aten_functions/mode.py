@@ -13,7 +13,7 @@ from torch_max_backend.aten_functions.sorting import _KEYS, Pair, _restored, _ro
 
 
 def _limits(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> str | None:
-    """On a GPU torch has another algorithm: of equally frequent elements, and beside NaN, it takes others."""
+    """On a GPU torch has an algorithm of its own, which was seen to find other elements in rows with ties and NaN."""
     return None if self.device.type == "cpu" else f"mode takes tensors of the CPU, got one on {self.device.type}"
 
 
