@@ -11,7 +11,7 @@ from torch_max_backend.graph.folding import fold_constants
 from torch_max_backend.graph.gelu import recognize_gelu
 from torch_max_backend.graph.masks import simplify_masks
 from torch_max_backend.graph.taken import is_taken
-from torch_max_backend.graph.tensors import order_of, tensor_of, tensors_of, value_of
+from torch_max_backend.graph.tensors import order_of, storage_key, tensor_of, tensors_of, value_of
 
 aten = torch.ops.aten
 
@@ -32,20 +32,21 @@ def drop_copies(gm: fx.GraphModule) -> None:
     """
     if is_taken(aten.clone.default):
         return
-    inputs = {_storage(t) for n in gm.graph.find_nodes(op="placeholder") for t in tensors_of(n.meta.get("val"))}
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    inputs = {None, *(storage_key(t) for n in placeholders for t in tensors_of(value_of(n)))}
     returned = set(gm.graph.output_node().all_input_nodes)
     for node in gm.graph.find_nodes(op="call_function", target=aten.clone.default):
         source = node.args[0]
         if node in returned or source.op != "call_function":
             continue
         copy, original = tensor_of(node), tensor_of(source)
-        if copy.stride() == original.stride() and order_of(original) is not None and _storage(original) not in inputs:
+        if (
+            copy.stride() == original.stride()
+            and order_of(original) is not None
+            and storage_key(original) not in inputs
+        ):
             node.replace_all_uses_with(source)
             gm.graph.erase_node(node)
-
-
-def _storage(value: torch.Tensor) -> Any:
-    return value.untyped_storage()._cdata
 
 
 def split_dropout(gm: fx.GraphModule) -> None:

@@ -19,7 +19,7 @@ from torch_max_backend.errors import LoweringError
 from torch_max_backend.graph.joint import SAVED_FROM
 from torch_max_backend.graph.partition import Plan
 from torch_max_backend.graph.region import Port, Region
-from torch_max_backend.graph.tensors import expr_of, order_of, sizes_of, symbols_of, tensors_of, value_of
+from torch_max_backend.graph.tensors import expr_of, order_of, sizes_of, storage_key, symbols_of, tensors_of, value_of
 from torch_max_backend.runtime.call_path import CallSpec
 from torch_max_backend.runtime.region_call import RegionSpec
 
@@ -86,24 +86,20 @@ def copies_together(copies: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> lis
 
     What may lie in an input's memory is copied by itself and before all others, which may write to that input.
     """
-    memory = {_storage(t) for node in inputs for t in tensors_of(value_of(node))}
+    memory = {None, *(storage_key(t) for node in inputs for t in tensors_of(value_of(node)))}
     alone: list[tuple[list[fx.Node], list[fx.Node]]] = []
     groups: dict[Any, tuple[list[fx.Node], list[fx.Node]]] = {}
     for copy in copies:
         target, source = copy.args[0], copy.args[1]
         values = [t for node in (target, source) for t in tensors_of(value_of(node))]
         kinds = [(t.dtype, t.device) for t in values]
-        if kinds[0] == kinds[1] and _storage(values[1]) not in memory:
+        if kinds[0] == kinds[1] and storage_key(values[1]) not in memory:
             targets, sources = groups.setdefault(kinds[0], ([], []))
             targets.append(target)
             sources.append(source)
         else:
             alone.append(([target], [source]))
     return [*alone, *groups.values()]
-
-
-def _storage(value: torch.Tensor) -> Any:
-    return value.untyped_storage()._cdata
 
 
 class _Writer:
