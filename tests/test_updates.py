@@ -174,7 +174,7 @@ def test_small_writes_are_done_together() -> None:
     assert [targets for targets, _ in groups] == [[c], [a, b, x], [n]]
 
 
-def test_writes_of_inputs_come_before_what_writes_the_inputs() -> None:
+def test_many_small_writes_are_those_of_eager() -> None:
     statistics = [torch.zeros(3) for _ in range(20)]
 
     def step(x: torch.Tensor, *statistics: torch.Tensor) -> None:

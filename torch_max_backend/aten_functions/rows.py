@@ -258,9 +258,7 @@ def _cut(outer: int, rows: int, columns: int) -> _Cut:
     A warp reads a stretch of one row as long as it can, since that is faster, or else whole rows; but of as many lines
     as there must be for its piece not to be small.
     """
-    width = _COLUMNS_AT_ONCE
-    while columns % width:
-        width //= 2
+    width = _width(columns)
     wanted = max(outer * rows * columns // (width * _THREADS), 1)
     power = 2 ** (wanted.bit_length() - 1)  # since each number is compiled by itself
     least = max(_FEWEST * width / columns, _LEAST_PIECE / power)
@@ -268,6 +266,11 @@ def _cut(outer: int, rows: int, columns: int) -> _Cut:
     lines = next((n for n in possible if n >= least), possible[-1])
     each = min(max(power, _LEAST_PIECE // lines), _MOST_EACH)
     return _Cut(each, lines, width, -(-rows // (each * lines)))
+
+
+def _width(columns: int) -> int:
+    """The columns that a thread takes at once: a power of two that divides them."""
+    return math.gcd(columns, _COLUMNS_AT_ONCE)
 
 
 def piece_sums(x: TensorValue) -> TensorValue:
@@ -347,10 +350,8 @@ def scaled_columns(x: TensorValue, scale: TensorValue, shift: TensorValue) -> Te
 
     Elementwise ops that follow are computed by the same kernel.
     """
-    width = _COLUMNS_AT_ONCE
-    while int(x.shape[-1]) % width:
-        width //= 2
-    return mojo_op("tmb_scaled_columns", [x, scale, shift], [(x.dtype, x.shape)], {"width": width})[0]
+    parameters = {"width": _width(int(x.shape[-1]))}
+    return mojo_op("tmb_scaled_columns", [x, scale, shift], [(x.dtype, x.shape)], parameters)[0]
 
 
 @dataclass(frozen=True)
