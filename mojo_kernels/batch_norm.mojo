@@ -12,8 +12,8 @@ from std.math import ceildiv, rsqrt
 from std.utils.coord import Coord
 from std.utils.static_tuple import StaticTuple
 
-from .column_moments import Pieces, joined_pieces, my_column, summed
-from .column_sums import COLUMNS, THREADS, vector
+from .column_moments import Pieces, moments_of_block, my_column
+from .column_sums import COLUMNS, total_of_block, total_of_line, vector
 from .rows import Results, Values
 
 comptime F = DType.float32
@@ -21,9 +21,9 @@ comptime ROWS_EACH = 4
 """Rows of a thread that scales columns, and keeps their numbers in registers."""
 
 
-@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
 def describe_batch[
-    is_scaled: Bool, is_shifted: Bool
+    is_scaled: Bool, is_shifted: Bool, threads: Int
 ](
     mean: Results[F],
     rstd: Results[F],
@@ -40,32 +40,37 @@ def describe_batch[
     momentum: Float32,
     epsilon: Float32,
 ):
-    """What `BatchStatistics` gives, for `COLUMNS` columns a block."""
-    var all = joined_pieces(x, of)
+    """What `BatchStatistics` gives, for `COLUMNS` columns a block.
+
+    What it needs at the end is read first, since a store may keep the compiler from beginning later loads early.
+    """
     var column = my_column()
+    var place = min(column, Int(of[1]) - 1)
+    var of_weight, of_bias = Float32(1), Float32(0)
+    comptime if is_scaled:
+        of_weight = weight[unsafe_offset=place]
+    comptime if is_shifted:
+        of_bias = bias[unsafe_offset=place]
+    var old_mean, old_variance = running_mean[unsafe_offset=place], running_variance[unsafe_offset=place]
+    var all = moments_of_block[threads](x, of)
     if Int(thread_idx.x) >= COLUMNS or column >= Int(of[1]):
         return
     var size = Float32(of[3])
-    var variance = all.squares[0] / size
+    var variance = all.squares / size
     var root = rsqrt(variance + epsilon)
-    var factor = root
-    comptime if is_scaled:
-        factor *= weight[unsafe_offset=column]
-    var addend = -all.mean[0] * factor
-    comptime if is_shifted:
-        addend = bias[unsafe_offset=column] - all.mean[0] * factor
-    mean[unsafe_offset=column] = all.mean[0]
+    var factor = root * of_weight
+    var kept = 1 - momentum
+    mean[unsafe_offset=column] = all.mean
     rstd[unsafe_offset=column] = root
     scale[unsafe_offset=column] = factor
-    shift[unsafe_offset=column] = addend
-    var kept = 1 - momentum
-    moved_mean[unsafe_offset=column] = running_mean[unsafe_offset=column] * kept + all.mean[0] * momentum
+    shift[unsafe_offset=column] = of_bias - all.mean * factor
+    moved_mean[unsafe_offset=column] = old_mean * kept + all.mean * momentum
     var unbiased = variance * (size / (size - 1))
-    moved_variance[unsafe_offset=column] = running_variance[unsafe_offset=column] * kept + unbiased * momentum
+    moved_variance[unsafe_offset=column] = old_variance * kept + unbiased * momentum
 
 
 @extensibility.register("tmb_batch_statistics")
-struct BatchStatistics[each: Int, rows: Int, is_scaled: Bool, is_shifted: Bool]:
+struct BatchStatistics[each: Int, rows: Int, is_scaled: Bool, is_shifted: Bool, threads: Int]:
     """The mean of each column, 1 / the root of its variance, what to multiply it by, what to add then, and statistics.
 
     `x` [pieces, 2, columns] has the moments of pieces of `each` of the `rows` rows, of which there is more than one. The
@@ -94,7 +99,7 @@ struct BatchStatistics[each: Int, rows: Int, is_scaled: Bool, is_shifted: Bool]:
     ) raises:
         comptime assert target != "cpu", "tmb_batch_statistics runs on GPUs"
         var columns = x.dim_size(2)
-        ctx.enqueue_function[describe_batch[Self.is_scaled, Self.is_shifted]](
+        ctx.enqueue_function[describe_batch[Self.is_scaled, Self.is_shifted, Self.threads]](
             mean.unsafe_ptr(),
             rstd.unsafe_ptr(),
             scale.unsafe_ptr(),
@@ -110,13 +115,13 @@ struct BatchStatistics[each: Int, rows: Int, is_scaled: Bool, is_shifted: Bool]:
             momentum,
             epsilon,
             grid_dim=ceildiv(columns, COLUMNS),
-            block_dim=THREADS,
+            block_dim=Self.threads,
         )
 
 
-@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
 def describe_gradients[
-    is_scaled: Bool
+    is_scaled: Bool, threads: Int
 ](
     of_weight: Results[F],
     of_bias: Results[F],
@@ -130,31 +135,27 @@ def describe_gradients[
     columns_: Int32,
     rows: Int32,
 ):
-    """What `BatchGradients` gives, for `COLUMNS` columns a block."""
-    comptime lines = THREADS // COLUMNS
+    """What `BatchGradients` gives, for `COLUMNS` columns a block; see `describe_batch`."""
     var columns, column = Int(columns_), my_column()
-    var source = x.unsafe_offset(min(column, columns - 1))
-    var total, along = Float32(0), Float32(0)
-    for piece in range(Int(thread_idx.x) // COLUMNS, Int(pieces), lines):
-        total += source[unsafe_offset=2 * piece * columns]
-        along += source[unsafe_offset = (2 * piece + 1) * columns]
-    total = summed(total)
-    along = summed(along)
+    var place = min(column, columns - 1)
+    var root, of_scale = rstd[unsafe_offset=place], Float32(1)
+    comptime if is_scaled:
+        of_scale = weight[unsafe_offset=place]
+    var line = total_of_line[2, threads](x.unsafe_offset(place), Int(pieces), 2 * columns, columns)
+    var sums = total_of_block[threads, n=2](line)
+    var total, along = sums[0], sums[1]
     if Int(thread_idx.x) >= COLUMNS or column >= columns:
         return
-    var root = rstd[unsafe_offset=column]
     var size = Float32(rows)
     of_weight[unsafe_offset=column] = along * root
     of_bias[unsafe_offset=column] = total
     offset[unsafe_offset=column] = total / size
     factor[unsafe_offset=column] = along * root * root / size
-    comptime if is_scaled:
-        root *= weight[unsafe_offset=column]
-    scale[unsafe_offset=column] = root
+    scale[unsafe_offset=column] = root * of_scale
 
 
 @extensibility.register("tmb_batch_gradients")
-struct BatchGradients[rows: Int, is_scaled: Bool]:
+struct BatchGradients[rows: Int, is_scaled: Bool, threads: Int]:
     """A batch norm's gradients for its weight and bias, and three numbers for each column.
 
     The gradient of its input is `(g - offset + (mean - input) * factor) * scale`. `x` [1, pieces, 2 * columns] is what
@@ -177,7 +178,7 @@ struct BatchGradients[rows: Int, is_scaled: Bool]:
     ) raises:
         comptime assert target != "cpu", "tmb_batch_gradients runs on GPUs"
         var columns = rstd.dim_size(0)
-        ctx.enqueue_function[describe_gradients[Self.is_scaled]](
+        ctx.enqueue_function[describe_gradients[Self.is_scaled, Self.threads]](
             of_weight.unsafe_ptr(),
             of_bias.unsafe_ptr(),
             offset.unsafe_ptr(),
@@ -190,7 +191,7 @@ struct BatchGradients[rows: Int, is_scaled: Bool]:
             Int32(columns),
             Int32(Self.rows),
             grid_dim=ceildiv(columns, COLUMNS),
-            block_dim=THREADS,
+            block_dim=Self.threads,
         )
 
 

@@ -8,16 +8,23 @@ from extensibility import InputTensor, OutputTensor, _FusedInputTensor
 from max.algorithm.functional import elementwise
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.host import DeviceContext
-from max.gpu.memory import AddressSpace
 from max.gpu.primitives import warp
-from max.gpu.sync import barrier
 from std.bit import log2_floor
 from std.math import ceildiv
 from std.memory import unsafe_stack_allocation
 from std.utils.coord import Coord
 from std.utils.static_tuple import StaticTuple
 
-from .column_sums import COLUMNS, THREADS, TOGETHER, across_lines, groups_of, share_of_piece, vector
+from .column_sums import (
+    COLUMNS,
+    TOGETHER,
+    across_lines,
+    groups_of,
+    my_line,
+    share_of_piece,
+    total_of_block,
+    vector,
+)
 from .rows import GROUP, Results, Values
 
 comptime AT_ONCE = 8
@@ -28,26 +35,33 @@ comptime PAIRS_AT_ONCE = 4
 
 @fieldwise_init
 struct Moments[lanes: Int](TrivialRegisterPassable):
-    """The mean of `lanes` columns, and the sums of the squares of distances to it."""
+    """The mean of `count` rows of `lanes` columns, and the sums of the squares of distances to it."""
 
+    var count: Int32
     var mean: SIMD[DType.float32, Self.lanes]
     var squares: SIMD[DType.float32, Self.lanes]
 
     @always_inline
-    def joined(self, size: Int, other: Self, others: Int) -> Self:
-        """Those of `size` rows and `others` more, by Chan, Golub and LeVeque."""
+    def joined(self, other: Self) -> Self:
+        """Those of the rows of both, by Chan, Golub and LeVeque."""
+        var count = self.count + other.count
         var away = other.mean - self.mean
-        var share = Float32(others) / Float32(max(size + others, 1))
-        return Self(self.mean + away * share, self.squares + (other.squares + away * away * (Float32(size) * share)))
+        var share = Float32(other.count) / Float32(max(count, 1))
+        var squares = self.squares + (other.squares + away * away * (Float32(self.count) * share))
+        return Self(count, self.mean + away * share, squares)
 
     @always_inline
-    def exchanged(self, distance: Int) -> Self:
-        """Those of the thread whose number in the warp differs in the bit `distance`."""
-        var other = Self(0, 0)
-        comptime for i in range(Self.lanes):
-            other.mean[i] = warp.shuffle_xor(self.mean[i], UInt32(distance))
-            other.squares[i] = warp.shuffle_xor(self.squares[i], UInt32(distance))
-        return other
+    def across_lines[lines: Int](self) -> Self:
+        """Those of the rows of all threads of a warp that read the lines of the same columns."""
+        var all = self
+        comptime for step in range(log2_floor(lines)):
+            comptime distance = UInt32(GROUP // lines << step)
+            var other = Self(warp.shuffle_xor(all.count, distance), 0, 0)
+            comptime for i in range(Self.lanes):
+                other.mean[i] = warp.shuffle_xor(all.mean[i], distance)
+                other.squares[i] = warp.shuffle_xor(all.squares[i], distance)
+            all = all.joined(other)
+        return all
 
 
 @extensibility.register("tmb_column_moments")
@@ -80,8 +94,7 @@ struct ColumnMoments[each: Int, lines: Int, width: Int]:
             var first = piece * Self.each * lines
             var end = min(first + Self.each * lines, rows)
             var row = first + mine.line
-            var count = 0
-            var all = Moments[lanes](0, 0)
+            var all = Moments[lanes](0, 0, 0)
             while row + (AT_ONCE - 1) * lines < end:
                 var held = unsafe_stack_allocation[AT_ONCE, SIMD[x.dtype, lanes]]()
                 comptime for i in range(AT_ONCE):
@@ -94,19 +107,13 @@ struct ColumnMoments[each: Int, lines: Int, width: Int]:
                 comptime for i in range(AT_ONCE):
                     var away = held[unsafe_offset=i].cast[DType.float32]() - mean
                     squares += away * away
-                all = all.joined(count, Moments[lanes](mean, squares), AT_ONCE)
-                count += AT_ONCE
+                all = all.joined(Moments[lanes](AT_ONCE, mean, squares))
                 row += AT_ONCE * lines
             while row < end:
                 var value = vector[lanes, alignment, False](x, 0, row, column).cast[DType.float32]()
-                all = all.joined(count, Moments[lanes](value, 0), 1)
-                count += 1
+                all = all.joined(Moments[lanes](1, value, 0))
                 row += lines
-            comptime for step in range(log2_floor(lines)):
-                comptime distance = GROUP // lines << step
-                var others = Int(warp.shuffle_xor(Int32(count), UInt32(distance)))
-                all = all.joined(count, all.exchanged(distance), others)
-                count += others
+            all = all.across_lines[lines]()
             if mine.line == 0:
                 var into = result.unsafe_ptr().unsafe_offset(2 * piece * columns + column)
                 into.unsafe_store[width=lanes](all.mean)
@@ -117,23 +124,6 @@ struct ColumnMoments[each: Int, lines: Int, width: Int]:
         elementwise[simd_width=Self.width, target=target](
             describe, Coord(result.dim_size(0), groups, columns if lines == 1 else size), ctx
         )
-
-
-@always_inline
-def summed(value: Float32) -> Float32:
-    """The sum of a column's values, for each of its threads."""
-    comptime lines = THREADS // COLUMNS
-    var shared = unsafe_stack_allocation[THREADS, Float32, address_space=AddressSpace.SHARED]()
-    var thread = Int(thread_idx.x)
-    barrier()  # an earlier sum, in the same memory, may still be read
-    shared[unsafe_offset=thread] = value
-    comptime for level in range(log2_floor(lines)):
-        comptime half = lines >> (level + 1)
-        barrier()
-        if thread // COLUMNS < half:
-            shared[unsafe_offset=thread] += shared[unsafe_offset=thread + half * COLUMNS]
-    barrier()
-    return shared[unsafe_offset=thread % COLUMNS]
 
 
 comptime Pieces = SIMD[DType.int32, 4]
@@ -147,35 +137,62 @@ def my_column() -> Int:
 
 
 @always_inline
-def joined_pieces(x: Values[DType.float32], of: Pieces) -> Moments[1]:
-    """The moments of `my_column`, for each of its threads."""
-    comptime lines = THREADS // COLUMNS
+def moments_of_block[threads: Int](x: Values[DType.float32], of: Pieces) -> Moments[1]:
+    """The moments of `my_column`, for the threads of the first warp. Once a kernel.
+
+    Pieces that are read together are joined as one, and these by the sums of values and of squares, in float64: no
+    thread waits for another one's mean.
+    """
+    comptime lines = threads // COLUMNS
+    comptime W = DType.float64
     var pieces, columns, each, rows = Int(of[0]), Int(of[1]), Int(of[2]), Int(of[3])
-    var line = Int(thread_idx.x) // COLUMNS
     var source = x.unsafe_offset(min(my_column(), columns - 1))
-    var sums = Float32(0)
-    for piece in range(line, pieces, lines):
-        sums += source[unsafe_offset=2 * piece * columns] * Float32(min(each, rows - piece * each))
-    var mean = summed(sums) / Float32(rows)
-    var squares = Float32(0)
-    for piece in range(line, pieces, lines):
-        var away = source[unsafe_offset=2 * piece * columns] - mean
-        squares += source[unsafe_offset = (2 * piece + 1) * columns] + away * away * Float32(min(each, rows - piece * each))
-    return Moments[1](mean, summed(squares))
+    var whole, rest = Float32(each), Float32(rows - (pieces - 1) * each)
+    var line = SIMD[W, 2](0)
+    for first in range(my_line(), pieces, AT_ONCE * lines):
+        var means = unsafe_stack_allocation[AT_ONCE, Float32]()
+        var squares = unsafe_stack_allocation[AT_ONCE, Float32]()
+        comptime for i in range(AT_ONCE):
+            var place = 2 * min(first + i * lines, pieces - 1) * columns
+            means[unsafe_offset=i] = source[unsafe_offset=place]
+            squares[unsafe_offset=i] = source[unsafe_offset = place + columns]
+        var sizes = unsafe_stack_allocation[AT_ONCE, Float32]()
+        var size, sums = Float32(0), Float32(0)
+        comptime for i in range(AT_ONCE):
+            var piece = first + i * lines
+            sizes[unsafe_offset=i] = whole if piece < pieces - 1 else (rest if piece == pieces - 1 else Float32(0))
+            size += sizes[unsafe_offset=i]
+            if piece < pieces:
+                sums += means[unsafe_offset=i] * sizes[unsafe_offset=i]
+        var mean = sums / size
+        var total = Float32(0)
+        comptime for i in range(AT_ONCE):
+            var away = means[unsafe_offset=i] - mean
+            if first + i * lines < pieces:
+                total += squares[unsafe_offset=i] + away * away * sizes[unsafe_offset=i]
+        var sum_of_all = mean.cast[W]() * size.cast[W]()
+        line[0] += sum_of_all
+        line[1] += total.cast[W]() + sum_of_all * mean.cast[W]()
+    var all = total_of_block[threads, n=2](line)
+    var mean = all[0] / Float64(rows)
+    var squares = all[1] - all[0] * mean
+    if squares < 0:  # rounding; a NaN stays
+        squares = 0
+    return Moments[1](of[3], mean.cast[DType.float32](), squares.cast[DType.float32]())
 
 
-@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
-def join_pieces(result: Results[DType.float32], x: Values[DType.float32], of: Pieces):
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
+def join_pieces[threads: Int](result: Results[DType.float32], x: Values[DType.float32], of: Pieces):
     """The moments of `COLUMNS` columns a block."""
-    var all = joined_pieces(x, of)
+    var all = moments_of_block[threads](x, of)
     var column = my_column()
     if Int(thread_idx.x) < COLUMNS and column < Int(of[1]):
-        result[unsafe_offset=column] = all.mean[0]
-        result[unsafe_offset=Int(of[1]) + column] = all.squares[0]
+        result[unsafe_offset=column] = all.mean
+        result[unsafe_offset=Int(of[1]) + column] = all.squares
 
 
 @extensibility.register("tmb_piece_moments")
-struct PieceMoments[each: Int, rows: Int]:
+struct PieceMoments[each: Int, rows: Int, threads: Int]:
     """`result` [2, columns]: the moments of `rows` rows, of those of pieces `x` [pieces, 2, columns] of `each` rows."""
 
     @staticmethod
@@ -188,20 +205,21 @@ struct PieceMoments[each: Int, rows: Int]:
     ) raises:
         comptime assert target != "cpu", "tmb_piece_moments runs on GPUs"
         var columns = x.dim_size(2)
-        ctx.enqueue_function[join_pieces](
+        ctx.enqueue_function[join_pieces[Self.threads]](
             result.unsafe_ptr(),
             x.unsafe_ptr().as_imm(),
             Pieces(Int32(x.dim_size(0)), Int32(columns), Int32(Self.each), Int32(Self.rows)),
             grid_dim=ceildiv(columns, COLUMNS),
-            block_dim=THREADS,
+            block_dim=Self.threads,
         )
 
 
 @extensibility.register("tmb_column_products")
-struct ColumnProducts[each: Int, lines: Int, width: Int]:
+struct ColumnProducts[each: Int, lines: Int, width: Int, keeps: Bool]:
     """`result` [1, pieces, 2 * columns]: sums of every `each * lines` rows of `g`, and of `g * (x - mean)`.
 
-    `g` and `x` are as `x` of `tmb_column_moments`, and of one shape; `mean` is [columns].
+    `g` and `x` are as `x` of `tmb_column_moments`, and of one shape; `mean` is [columns]. If it `keeps` `g`, which is
+    computed as it is read, that is written to `kept`, of its shape; else `kept` has no elements.
     """
 
     @staticmethod
@@ -209,7 +227,8 @@ struct ColumnProducts[each: Int, lines: Int, width: Int]:
         target: StaticString
     ](
         result: OutputTensor[dtype=DType.float32, rank=3, ...],
-        g: _FusedInputTensor,
+        kept: OutputTensor,
+        g: _FusedInputTensor[dtype=kept.dtype, rank=kept.rank, ...],
         x: _FusedInputTensor,
         mean: InputTensor[dtype=DType.float32, rank=1, ...],
         ctx: DeviceContext,
@@ -224,7 +243,7 @@ struct ColumnProducts[each: Int, lines: Int, width: Int]:
 
         def add[
             lanes: Int, alignment: Int = 1
-        ](at: Coord) {var result, var g, var x, var mean, var rows, var columns}:
+        ](at: Coord) {var result, var kept, var g, var x, var mean, var rows, var columns}:
             comptime V = SIMD[DType.float32, lanes]
             var piece = Int(at[1].value())
             var mine = share_of_piece[lines, lanes](Int(at[2].value()), Int(at[3].value()))
@@ -241,6 +260,10 @@ struct ColumnProducts[each: Int, lines: Int, width: Int]:
                 comptime for i in range(PAIRS_AT_ONCE):
                     grads[unsafe_offset=i] = vector[lanes, alignment, False](g, 0, row + i * lines, column)
                     held[unsafe_offset=i] = vector[lanes, alignment, False](x, 0, row + i * lines, column)
+                comptime if Self.keeps:
+                    comptime for i in range(PAIRS_AT_ONCE):
+                        var place = (row + i * lines) * columns + column
+                        kept.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](grads[unsafe_offset=i])
                 comptime for i in range(PAIRS_AT_ONCE):
                     var of = grads[unsafe_offset=i].cast[DType.float32]()
                     some_plain += of
@@ -252,7 +275,10 @@ struct ColumnProducts[each: Int, lines: Int, width: Int]:
                     some_plain, some_along = V(0), V(0)
                     until = row + TOGETHER * lines
             while row < end:
-                var of = vector[lanes, alignment, False](g, 0, row, column).cast[DType.float32]()
+                var grad = vector[lanes, alignment, False](g, 0, row, column)
+                comptime if Self.keeps:
+                    kept.unsafe_ptr().unsafe_offset(row * columns + column).unsafe_store[width=lanes](grad)
+                var of = grad.cast[DType.float32]()
                 some_plain += of
                 some_along += of * (vector[lanes, alignment, False](x, 0, row, column).cast[DType.float32]() - centre)
                 row += lines

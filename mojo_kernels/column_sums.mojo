@@ -10,7 +10,7 @@ from max.gpu.primitives import warp
 from max.gpu.sync import barrier
 from std.bit import log2_floor
 from std.math import ceildiv
-from std.memory import unsafe_stack_allocation
+from std.memory import bitcast, unsafe_stack_allocation
 from std.utils.coord import Coord
 from std.utils.static_tuple import StaticTuple
 
@@ -22,8 +22,8 @@ comptime TOGETHER = 64
 """Rows whose sum is added to the others' as one: so few roundings follow each other."""
 comptime COLUMNS = 8
 """Columns of a block that adds up pieces."""
-comptime THREADS = 1024
-"""Its threads: each has every so manieth piece of one column."""
+comptime LINES_OF_WARP = GROUP // COLUMNS
+"""Lines of a warp, of whose threads each has every so manieth piece of one column."""
 
 
 @fieldwise_init
@@ -56,13 +56,17 @@ def groups_of[lines: Int, width: Int](columns: Int) -> Int:
 
 
 @always_inline
-def across_lines[lines: Int, lanes: Int](mine: SIMD[DType.float32, lanes]) -> SIMD[DType.float32, lanes]:
+def across_lines[lines: Int, T: DType, lanes: Int](mine: SIMD[T, lanes]) -> SIMD[T, lanes]:
     """The sum of what the threads have that read the lines of the same columns."""
     var value = mine
     comptime for step in range(log2_floor(lines)):
-        var other = SIMD[DType.float32, lanes](0)
+        comptime distance = UInt32(GROUP // lines << step)
+        var other = SIMD[T, lanes](0)
         comptime for i in range(lanes):
-            other[i] = warp.shuffle_xor(value[i], UInt32(GROUP // lines << step))
+            comptime if T == DType.float64:
+                other[i] = bitcast[T](warp.shuffle_xor(bitcast[DType.uint64](value[i]), distance))
+            else:
+                other[i] = warp.shuffle_xor(value[i], distance)
         value += other
     return value
 
@@ -139,45 +143,76 @@ struct ColumnSums[each: Int, lines: Int, width: Int, is_batched: Bool]:
         )
 
 
-@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(THREADS)))
-def add_pieces(
-    result: Results[DType.float32], x: Values[DType.float32], pieces_: Int32, columns_: Int32
-):
+@always_inline
+def my_line() -> Int:
+    """The line of a thread of a block that adds up pieces."""
+    return Int(thread_idx.x) // COLUMNS
+
+
+@always_inline
+def total_of_line[
+    n: Int, threads: Int
+](x: Values[DType.float32], pieces: Int, stride: Int, apart: Int) -> SIMD[DType.float32, n]:
+    """The sums of `n` numbers of each piece of `my_line`: `x` begins with the first piece's, others are `stride` away.
+
+    The numbers of a piece are `apart` from each other.
+    """
+    comptime lines = threads // COLUMNS
+    var sums = SIMD[DType.float32, n](0)
+    for first in range(my_line(), pieces, AT_ONCE * lines):
+        var some = unsafe_stack_allocation[AT_ONCE, SIMD[DType.float32, n]]()
+        comptime for i in range(AT_ONCE):
+            var place = min(first + i * lines, pieces - 1) * stride
+            var held = SIMD[DType.float32, n](0)
+            comptime for k in range(n):
+                held[k] = x[unsafe_offset = place + k * apart]
+            some[unsafe_offset=i] = held
+        comptime for i in range(AT_ONCE):
+            if first + i * lines >= pieces:
+                some[unsafe_offset=i] = 0
+        comptime for level in range(log2_floor(AT_ONCE)):
+            comptime for i in range(0, AT_ONCE, 2 << level):
+                some[unsafe_offset=i] += some[unsafe_offset=i + (1 << level)]
+        sums += some[unsafe_offset=0]
+    return sums
+
+
+@always_inline
+def total_of_block[threads: Int, T: DType, n: Int](line: SIMD[T, n]) -> SIMD[T, n]:
+    """The sums of what the lines of a column have, for the threads of the first warp. Once a kernel."""
+    comptime warps = threads // GROUP
+    var shared = unsafe_stack_allocation[warps * COLUMNS, SIMD[T, n], address_space=AddressSpace.SHARED]()
+    var thread = Int(thread_idx.x)
+    var value = across_lines[LINES_OF_WARP](line)
+    if thread % GROUP < COLUMNS:
+        shared[unsafe_offset = thread // GROUP * COLUMNS + thread % GROUP] = value
+    barrier()
+    var total = SIMD[T, n](0)
+    if thread < GROUP:
+        comptime for i in range(warps // LINES_OF_WARP):
+            total += shared[unsafe_offset = thread + i * GROUP]
+        total = across_lines[LINES_OF_WARP](total)
+    return total
+
+
+@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
+def add_pieces[
+    threads: Int
+](result: Results[DType.float32], x: Values[DType.float32], pieces_: Int32, columns_: Int32):
     """The sums of `COLUMNS` columns a block, the blocks of a matrix one after the other."""
-    comptime lines = THREADS // COLUMNS
-    var shared = unsafe_stack_allocation[THREADS, Float32, address_space=AddressSpace.SHARED]()
     var pieces, columns = Int(pieces_), Int(columns_)
     var thread = Int(thread_idx.x)
-    var line = thread // COLUMNS
     var blocks = ceildiv(columns, COLUMNS)
     var matrix = Int(block_idx.x) // blocks
     var column = Int(block_idx.x) % blocks * COLUMNS + thread % COLUMNS
-    var sums = Float32(0)
-    if column < columns:
-        var source = x.unsafe_offset(matrix * pieces * columns + column)
-        for group in range(line, pieces, AT_ONCE * lines):
-            var some = unsafe_stack_allocation[AT_ONCE, Float32]()
-            comptime for i in range(AT_ONCE):
-                some[unsafe_offset=i] = source[unsafe_offset=min(group + i * lines, pieces - 1) * columns]
-            comptime for i in range(AT_ONCE):
-                if group + i * lines >= pieces:
-                    some[unsafe_offset=i] = 0
-            comptime for level in range(log2_floor(AT_ONCE)):
-                comptime for i in range(0, AT_ONCE, 2 << level):
-                    some[unsafe_offset=i] += some[unsafe_offset=i + (1 << level)]
-            sums += some[unsafe_offset=0]
-    shared[unsafe_offset=thread] = sums
-    comptime for level in range(log2_floor(lines)):
-        comptime half = lines >> (level + 1)
-        barrier()
-        if line < half:
-            shared[unsafe_offset=thread] += shared[unsafe_offset=thread + half * COLUMNS]
-    if line == 0 and column < columns:
-        result[unsafe_offset=matrix * columns + column] = shared[unsafe_offset=thread]
+    var source = x.unsafe_offset(matrix * pieces * columns + min(column, columns - 1))
+    var total = total_of_block[threads, n=1](total_of_line[1, threads](source, pieces, columns, 0))
+    if thread < COLUMNS and column < columns:
+        result[unsafe_offset = matrix * columns + column] = total[0]
 
 
 @extensibility.register("tmb_piece_sums")
-struct PieceSums:
+struct PieceSums[threads: Int]:
     """`result` [outer, 1, columns]: the sums over the pieces of `x` [outer, pieces, columns]."""
 
     @staticmethod
@@ -192,13 +227,13 @@ struct PieceSums:
         var outer, columns = x.dim_size(0), x.dim_size(2)
         if outer == 0 or columns == 0:
             return
-        ctx.enqueue_function[add_pieces](
+        ctx.enqueue_function[add_pieces[Self.threads]](
             result.unsafe_ptr(),
             x.unsafe_ptr().as_imm(),
             Int32(x.dim_size(1)),
             Int32(columns),
             grid_dim=ceildiv(columns, COLUMNS) * outer,
-            block_dim=THREADS,
+            block_dim=Self.threads,
         )
 
 

@@ -8,7 +8,8 @@ from std.math import ceildiv
 from std.memory import stack_allocation
 from std.memory.alloc import unsafe_alloc
 
-from .filters import Window, copy_run
+from .depthwise import copy_run
+from .filters import Window
 from .gemm import DEEP, TASK, TASKS, AsTheyAre, Matrices, multiply_tile, panel_width, store_tile, tile_height
 
 comptime LEAST_ROWS = 48

@@ -9,6 +9,7 @@ from std.memory import stack_allocation
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
+from .depthwise import CHEAP, Axis, Grid, are_finite, convolve_plane, copy_run
 from .gemm import FEW_TASK, TASKS, AsTheyAre, Finish, Matrices, Source, has_pairs, multiply_all, plus_product
 
 comptime FEW_FILTERS = 4
@@ -122,28 +123,6 @@ struct Windows[of: Origin, //, dtype: DType](Source):
             if tap == at.taps():
                 tap = 0
                 plane = plane.unsafe_offset(at.depth * at.height * at.width)
-
-
-@always_inline
-def copy_run[
-    T: DType, P: DType, to: Origin[mut=True], of: Origin, //
-](line: Pointer[Scalar[P], to], row: Pointer[Scalar[T], of], start: Int, stride: Int, width: Int, length: Int):
-    """Elements `start`, `start + stride`, … of a row, as far as the row has them."""
-    var first = 0
-    if start < 0:
-        first = ceildiv(-start, stride)
-    var last = length
-    if start + (length - 1) * stride >= width:
-        last = ceildiv(width - start, stride)
-    var j = first
-    if stride == 1:
-        comptime for lanes in [16, 4]:
-            while j + lanes <= last:
-                line.unsafe_store(j, row.unsafe_load[width=lanes](start + j).cast[P]())
-                j += lanes
-    while j < last:
-        line[unsafe_offset=j] = row[unsafe_offset=start + j * stride].cast[P]()
-        j += 1
 
 
 @fieldwise_init
@@ -274,14 +253,45 @@ struct Planes[T: DType, F: Finish, of_result: Origin[mut=True], of_x: Origin, of
     def compute_all(self, count: Int):
         """`count` planes, in tasks."""
         var job = self
-        var work = self.at.pixels() * self.at.channels * self.at.taps()
-        var tasks = min(max(count * work // FEW_TASK, 1), min(TASKS, count))
+        var at = self.at
+        var work = at.pixels() * at.channels * at.taps()
+        var is_flat = at.channels == 1 and at.depth == 1 and at.out_depth == 1 and at.taps_d == 1
+        var tasks = min(max(count * work // (FEW_TASK * (CHEAP if is_flat else 1)), 1), min(TASKS, count))
 
-        def some(task: Int) {var job, var count, var tasks}:
-            for plane in range(count * task // tasks, count * (task + 1) // tasks):
-                job.compute(plane)
+        def some(task: Int) {var job, var count, var tasks, var is_flat}:
+            var first, last = count * task // tasks, count * (task + 1) // tasks
+            if is_flat:
+                job.compute_flat(first, last)
+            else:
+                for plane in range(first, last):
+                    job.compute(plane)
 
         sync_parallelize(some, tasks)
+
+    @no_inline
+    def compute_flat(self, first: Int, last: Int):
+        """Planes from `first` on, each of one channel's plane."""
+        var at = self.at
+        var grid = Grid(
+            Axis(at.height, at.out_height, at.taps_h, at.stride_h, at.pad_h, at.dilation_h),
+            Axis(at.width, at.out_width, at.taps_w, at.stride_w, at.pad_w, at.dilation_w),
+        )
+        var sums = unsafe_alloc[Scalar[Self.T]](grid.room[Self.T](), alignment=64)
+        var room = unsafe_alloc[Scalar[Self.T]](grid.phases() * grid.room[Self.T](), alignment=64)
+        var places = unsafe_alloc[Int](at.taps())
+        for plane in range(first, last):
+            var taps = self.filters.unsafe_offset(plane % (self.features * self.groups) * at.taps())
+            if not are_finite(taps, at.taps()):
+                self.compute(plane)
+                continue
+            var result = self.result.unsafe_offset(plane * at.pixels())
+            var image = self.image.unsafe_offset(plane // self.features * at.size())
+            convolve_plane(result, image, taps, grid, sums, room, places)
+            for row in range(at.out_height):
+                self.finish_row(plane, row * at.out_width)
+        sums.unsafe_free()
+        room.unsafe_free()
+        places.unsafe_free()
 
 
 @always_inline

@@ -23,6 +23,18 @@ struct Bitcast:
         foreach[target=target](element, result, ctx)
 
 
+@always_inline
+def place_of[axis: Int](memory: _MutableInputTensor, index: InputTensor[dtype=DType.int64, rank=1, ...], at: Coord) -> Int:
+    """Where in `memory` an element at `at` of its slices belongs."""
+    var position = 0
+    comptime for d in range(memory.rank):
+        var place = Int(at[d].value())
+        comptime if d == axis:
+            place = max(0, min(Int(index.unsafe_ptr()[unsafe_offset=place]), memory.dim_size(d) - 1))
+        position = position * memory.dim_size(d) + place
+    return position
+
+
 @extensibility.register("tmb_index_copy")
 struct IndexCopy[axis: Int]:
     """Writes slices of `source` along `axis` into `memory`, at the places in `index`, which are clamped into range.
@@ -39,18 +51,39 @@ struct IndexCopy[axis: Int]:
         index: InputTensor[dtype=DType.int64, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
-        comptime last = memory.rank - 1
-        comptime width = 1 if Self.axis == last else max(1, 16 // size_of[memory.dtype]())
-        var size = memory.dim_size(Self.axis)
+        comptime width = 1 if Self.axis == memory.rank - 1 else max(1, 16 // size_of[memory.dtype]())
 
-        def move[lanes: Int, alignment: Int = 1](at: Coord) {var memory, var source, var index, var size}:
+        def move[lanes: Int, alignment: Int = 1](at: Coord) {var memory, var source, var index}:
             var value = source._lambda_load[width=lanes, element_alignment=alignment](at)
-            var position = 0
-            comptime for d in range(memory.rank):
-                var place = Int(at[d].value())
-                comptime if d == Self.axis:
-                    place = max(0, min(Int(index.unsafe_ptr()[unsafe_offset=place]), size - 1))
-                position = position * memory.dim_size(d) + place
-            memory.unsafe_ptr().unsafe_offset(position).unsafe_store[width=lanes](value)
+            memory.unsafe_ptr().unsafe_offset(place_of[Self.axis](memory, index, at)).unsafe_store[width=lanes](value)
+
+        elementwise[simd_width=width, target=target](move, source.shape_coord(), ctx)
+
+
+@extensibility.register("tmb_index_copy_two")
+struct IndexCopyTwo[axis: Int]:
+    """`tmb_index_copy` of two pairs of one form."""
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        memory: _MutableInputTensor,
+        other: _MutableInputTensor[dtype=memory.dtype, rank=memory.rank, ...],
+        source: _FusedInputTensor[dtype=memory.dtype, rank=memory.rank, ...],
+        other_source: _FusedInputTensor[dtype=memory.dtype, rank=memory.rank, ...],
+        index: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime width = 1 if Self.axis == memory.rank - 1 else max(1, 16 // size_of[memory.dtype]())
+
+        def move[
+            lanes: Int, alignment: Int = 1
+        ](at: Coord) {var memory, var other, var source, var other_source, var index}:
+            var value = source._lambda_load[width=lanes, element_alignment=alignment](at)
+            var other_value = other_source._lambda_load[width=lanes, element_alignment=alignment](at)
+            var place = place_of[Self.axis](memory, index, at)
+            memory.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](value)
+            other.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](other_value)
 
         elementwise[simd_width=width, target=target](move, source.shape_coord(), ctx)

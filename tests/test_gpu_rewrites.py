@@ -20,6 +20,7 @@ from torch_max_backend.compiler.machine import Machine
 from torch_max_backend.graph import composites
 from torch_max_backend.graph.folding import fold_constants
 from torch_max_backend.graph.gelu import recognize_gelu
+from torch_max_backend.graph.heads import share_heads
 from torch_max_backend.graph.masks import kind_of, simplify_masks
 from torch_max_backend.graph.rewrites import drop_copies
 
@@ -50,6 +51,47 @@ def attention(mask: Callable[[], torch.Tensor]) -> fx.Node:
     simplify_masks(gm)
     (node,) = gm.graph.find_nodes(op="call_function", target=aten._scaled_dot_product_efficient_attention.default)
     return node
+
+
+def repeated(x: torch.Tensor, repeats: int) -> torch.Tensor:
+    """As models write it."""
+    batch, groups, length, size = x.shape
+    wide = x[:, :, None, :, :].expand(batch, groups, repeats, length, size)
+    return wide.reshape(batch, groups * repeats, length, size)
+
+
+def interleaved(x: torch.Tensor, repeats: int) -> torch.Tensor:
+    """Groups take turns."""
+    batch, groups, length, size = x.shape
+    return x[:, None].expand(batch, repeats, groups, length, size).reshape(batch, groups * repeats, length, size)
+
+
+@pytest.mark.parametrize(("copies", "is_shared"), [(repeated, True), (interleaved, False)])
+def test_heads_that_are_copied_for_groups(copies: Callable[[torch.Tensor, int], torch.Tensor], is_shared: bool) -> None:
+    gm = traced(lambda q, k, v: (q, copies(k, 4), copies(v, 4)), (2, 8, SIZE, 16), *[(2, 2, SIZE, 16)] * 2)
+    end = gm.graph.output_node()
+    with gm.graph.inserting_before(end):  # a trace by itself takes the op apart
+        node = gm.graph.call_function(aten.scaled_dot_product_attention.default, end.args[0])
+    end.args = (node,)
+    before = len(gm.graph.nodes)
+    share_heads(gm)
+    gm.graph.lint()
+    assert ([x.op for x in node.args[1:3]] == ["placeholder"] * 2) is is_shared
+    assert node.kwargs == ({"enable_gqa": True} if is_shared else {})
+    assert len(gm.graph.nodes) == (before - 8 if is_shared else before)
+
+
+@pytest.mark.filterwarnings("error:erase_node")
+def test_heads_that_are_keys_and_values_at_once() -> None:
+    gm = traced(lambda q, k: (q, repeated(k, 4)), (2, 8, SIZE, 16), (2, 2, SIZE, 16))
+    end = gm.graph.output_node()
+    query, copied = end.args[0]
+    with gm.graph.inserting_before(end):
+        node = gm.graph.call_function(aten.scaled_dot_product_attention.default, (query, copied, copied))
+    end.args = (node,)
+    share_heads(gm)
+    gm.graph.lint()
+    assert [x.op for x in gm.graph.nodes] == ["placeholder", "placeholder", "call_function", "output"]
 
 
 def positions() -> torch.Tensor:
@@ -351,6 +393,26 @@ def test_images_are_not_made_rows() -> None:
     assert not any(s.startswith("[128,") for op in ("rmo.select", "rmo.sub", "rmo.mul") for s in shapes_of(graph, op))
 
 
+def test_a_masked_gradient_is_stored_by_the_kernel_that_sums_it_up() -> None:
+    """MAX would store it before. What reads it later reads what was stored; what lies in memory is not copied."""
+
+    def gradient(g: torch.Tensor, x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        masked = aten.threshold_backward(g, x, 0)
+        first = aten.native_batch_norm_backward(masked, x, v, None, None, v, v, True, 1e-5, [True] * 3)
+        second = aten.native_batch_norm_backward(masked, g, v, None, None, v, v, True, 1e-5, [True] * 3)
+        return *first, *second, masked + 1
+
+    graph = lowered(gradient, (4, 16, 8, 8), (4, 16, 8, 8), (16,), channels_last=True)
+    (masked,) = re.findall(r"(%\w+) = rmo.select", graph)
+    first, second = re.findall(r'(%\w+):2 = .*"tmb_column_products".*keeps = (\w+).*?\((%[\w#]+), ', graph)
+    assert first[1:] == ("true", masked)
+    assert second[1:] == ("false", f"{first[0]}#1")
+    readers = re.findall(rf"(%\w+).* = .*\({masked}\b", graph)
+    assert [r for r in readers if len(re.findall(rf"{r}\b", graph)) > 1] == [first[0]], (
+        "of those whose results are read"
+    )
+
+
 def test_patches_of_images_become_rows_once() -> None:
     """A sequence that begins as a convolution's result, to which scaled rows are added, stays one in every layer."""
 
@@ -389,6 +451,19 @@ def test_a_batch_norm_of_widened_images_is_not_rounded() -> None:
     assert "bf16" in moments
     assert "f32" in scaled
     assert "bf16" not in scaled
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_one"), [((3, 2048), True), ((3, 512), False), ((2, 2**21), False), ((300, 2**21), True)]
+)
+def test_extremes_of_rows_by_one_kernel(shape: tuple[int, int], is_one: bool) -> None:
+    """Unless rows are short, or so few and long that one block for each is too little."""
+
+    def extremes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.argmax(-1), *x.min(-1)
+
+    assert ("tmb_row_extreme" in lowered(extremes, shape)) is is_one
+    assert "tmb_row_extreme" not in lowered(lambda x: x.argmax(0), shape)
 
 
 def test_modes_are_taken_on_a_cpu_alone() -> None:

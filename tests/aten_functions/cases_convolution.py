@@ -73,6 +73,29 @@ def gradients(x: tuple[int, ...], w: tuple[int, ...], **geometry: object) -> Cas
     return Case(f"gradient_{geometry['name']}", run, inputs, **LOOSE)  # type: ignore[arg-type]
 
 
+def depthwise(x, w, b):
+    return (
+        F.conv2d(x, w, b, padding=2, groups=6),
+        F.conv2d(x, w, stride=(2, 1), padding=(1, 0), dilation=(1, 3), groups=6),
+        F.conv2d(x[..., :4, :2], w, padding=(2, 3), stride=3, groups=6),
+        F.conv2d(x[:, :3], w, padding=1, groups=3),
+        F.conv1d(x[..., 0], w[:, :, 0], stride=2, padding=1, groups=6),
+    )
+
+
+SPECIAL = torch.arange(120.0).remainder(7).sub(3).view(2, 3, 4, 5)
+SPECIAL[0, 0, 0, 0] = SPECIAL[1, 1, 3, 4] = torch.inf
+SPECIAL[0, 2, 1, 4] = torch.nan
+
+
+def depthwise_special(x, w, g):
+    """Infinities and NaN reach what they are multiplied with, and nothing beside it; zeros around count as nothing."""
+    w = torch.cat([w[:2], torch.full_like(w[2:], torch.inf)])
+    window = ([1, 1], [1, 1], [1, 1], False, [0, 0], 3)
+    gradients = torch.ops.aten.convolution_backward(g, x, w, [3], *window, (True, True, True))
+    return F.conv2d(x, w, padding=1, groups=3), *gradients
+
+
 class Layers(torch.nn.Module):
     """Layers whose weights have sizes that are known, as in a model."""
 
@@ -147,6 +170,14 @@ CASES = [
     gradients((2, 4, 11, 13), (6, 4, 1, 1), stride=2, name="pointwise"),
     gradients((2, 6, 11, 13), (18, 3, 3, 3), padding=1, groups=2, name="grouped"),
     gradients((2, 6, 11, 13), (6, 1, 3, 3), padding=1, stride=2, groups=6, name="depthwise"),
+    gradients((3, 40, 9, 7), (40, 1, 5, 5), padding=2, groups=40, name="depthwise_small"),
+    gradients(
+        (2, 6, 11, 13), (6, 1, 3, 2), padding=(2, 1), stride=(1, 3), dilation=(2, 1), groups=6, name="depthwise_far"
+    ),
+    gradients((2, 5, 9, 11), (5, 1, 1, 2), stride=3, groups=5, name="depthwise_gaps"),
+    gradients((2, 6, 13), (6, 1, 4), padding=1, stride=2, groups=6, name="depthwise_sequence"),
+    Case("depthwise", depthwise, (randn(2, 6, 19, 23), randn(6, 1, 5, 3), randn(6)), **LOOSE),
+    Case("depthwise_special", depthwise_special, (SPECIAL, randn(3, 1, 3, 3), randn(2, 3, 4, 5)), **LOOSE),
     gradients((2, 4, 7, 8), (4, 3, 3, 3), padding=1, stride=2, groups=2, transposed=True, name="transposed"),
     gradients((2, 4, 17), (6, 4, 3), padding=2, stride=2, name="one_size"),
     gradients((2, 4, 7, 8, 9), (9, 4, 3, 3, 3), padding=1, stride=2, name="three_sizes"),

@@ -131,6 +131,15 @@ def caches(x, turned, line, flags, i, s):
     return x.sum(2), x[:, :, 1:3], line + 1, flags.any()
 
 
+def caches_alike(k, v, w, i, a, b):
+    """Two that are written alike and one that is not; the last one reads what was written into the first."""
+    key, value = a * 2, b.transpose(1, 2) + 1
+    k.index_copy_(2, i, key)
+    v.index_copy_(2, i, value)
+    w.index_copy_(2, i + 1, value + k.sum())
+    return k * v, w - 1
+
+
 def cache_in_another_order(x, i, s):
     """The input's memory has its third dimension first."""
     x.index_copy_(1, i, s)
@@ -221,6 +230,11 @@ CASES = [
         "caches",
         caches,
         (randn(2, 3, 5, 4), randn(4, 2, 4), randn(5), bools(3, 4), PERMUTED[[0, 2]], randn(2, 2, 3, 7)),
+    ),
+    Case(
+        "caches_alike",
+        caches_alike,
+        (*[randn(2, 3, 5, 8)] * 3, PERMUTED[[0, 2]], randn(2, 3, 2, 8), randn(2, 2, 3, 8)),
     ),
     Case("cache_in_another_order", cache_in_another_order, (_turned, PERMUTED[[2, 0]], randn(3, 2, 6))),
     Case("reads", reads, (randn(3, 3, 4), ints(2, 3, low=-3, high=3), ints(3, low=-3, high=3))),

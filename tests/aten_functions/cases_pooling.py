@@ -53,6 +53,7 @@ WINDOWS = (
     ([3, 3], [2, 2], [1, 1], [1, 1], False),
     ([2, 3], [1, 2], [1, 1], [2, 1], True),
     ([2, 2], [2, 2], [0, 0], [1, 1], False),
+    ([3, 1], [1, 3], [1, 0], [1, 1], True),
 )
 """Arguments of ``max_pool2d_with_indices``: kernel, stride, padding, dilation and whether sizes are rounded up."""
 

@@ -241,6 +241,28 @@ def test_reductions_of_many_rows(dtype: torch.dtype) -> None:
     check_calls([Call(f"{m} x {n}", reductions, (randn(m, n, dtype=dtype, scale=0.5),)) for m, n in sizes])
 
 
+def extremes(x: torch.Tensor) -> Any:
+    return x.argmax(-1), x.argmin(-1, keepdim=True), *x.max(-1), *x.min(-1), x.argmax(), x.view(1, -1).max(1)[0]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_extremes_of_long_rows(dtype: torch.dtype) -> None:
+    """Equal elements, of which the first counts, in few rows and many, at every width of access."""
+    shapes = [(1, 1024), (1, 50257), (3, 128256), (70, 1500), (130, 4097), (600, 8192)]
+    calls = [Call(f"{m} x {n}", extremes, (randn(m, n, dtype=dtype),)) for m, n in shapes]
+    calls += [Call(f"{m} x {n}, equal", extremes, (ints(m, n, low=-2, high=3, dtype=dtype),)) for m, n in shapes]
+    calls.append(Call("unaligned", extremes, (unaligned(9, 1536, dtype),)))
+    calls.append(Call("zeros", extremes, (torch.tensor([0.0, -0.0]).to(dtype).repeat(3, 2000),)))
+    calls.append(Call("a part", lambda x: x[0, -1].argmax(-1), (randn(1, 3, 50257, dtype=dtype),)))
+    check_calls(calls)
+
+
+def test_extremes_of_special_rows() -> None:
+    x = torch.tensor(SPECIAL)
+    late = torch.cat([torch.full((7, 3000), -INF), x], 1)
+    check_calls([Call("repeated", extremes, (x.repeat(1, 700),)), Call("at the end", extremes, (late,))])
+
+
 def loss(x: torch.Tensor, t: torch.Tensor) -> Any:
     return F.cross_entropy(x, t), F.cross_entropy(x, t, reduction="none", ignore_index=0)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from max.dtype import DType
-from max.graph import DeviceRef, Dim
+from max.graph import DeviceRef, Dim, TensorValue
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,16 @@ class NodeContext:
     """The node being lowered.
 
     ``outputs`` has one entry per output (``None`` where the output is not a tensor); ``used`` holds the indices of
-    the outputs that somebody reads; ``settings`` is what of torch's global state changes code.
+    the outputs that somebody reads; ``settings`` is what of torch's global state changes code. ``shared`` has the
+    operands that other nodes read later, and ``stored`` collects what :func:`now_stored` is told.
     """
 
     name: str
     outputs: tuple[Promise | None, ...]
     used: frozenset[int]
     settings: CodeSettings
+    shared: tuple[TensorValue, ...] = ()
+    stored: list[tuple[TensorValue, TensorValue]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,16 @@ def out_dtype(index: int = 0) -> DType:
 def is_used(index: int) -> bool:
     """Whether anything reads output ``index``; a lowering may return ``None`` for one that nobody reads."""
     return index in _current.get().used
+
+
+def is_read_later(operand: TensorValue) -> bool:
+    """Whether other nodes read this operand of the current one, and all of them later."""
+    return any(operand is value for value in _current.get().shared)
+
+
+def now_stored(operand: TensorValue, value: TensorValue) -> None:
+    """Say that a kernel has written an operand of the current node to memory, as ``value``, which later nodes read."""
+    _current.get().stored.append((operand, value))
 
 
 def settings() -> CodeSettings:

@@ -1,7 +1,8 @@
 """Convolutions.
 
 On a CPU a kernel of this project convolves images and filters as torch lays them out (`mojo_kernels/filters.mojo`):
-MAX's needs both with channels last, and compiles again for every shape. On a GPU NVIDIA's library does
+MAX's needs both with channels last, and compiles again for every shape. Filters that see one channel each have kernels
+of their own there (`mojo_kernels/depthwise.mojo`), since their products have one row. On a GPU NVIDIA's library does
 (:mod:`~torch_max_backend.aten_functions.library_convolution`): MAX's own took 4 to 700 times as long. Everything here
 is written for any number of spatial sizes.
 
@@ -41,6 +42,8 @@ Ints = Sequence[int]
 
 FEW_FEATURES = 8
 """With fewer filters in a group, their gradients are not worth a product's panels."""
+FEW_CHANNELS = 4
+"""With fewer filters that see one channel each, their gradients are not worth a task for each."""
 FEW_PIXELS = 32
 """With fewer pixels in a result, an image by itself is not worth a product."""
 
@@ -335,6 +338,9 @@ def convolution_backward(
         return [full(0, out_shape(i), out_dtype(i), g.device) if m else None for i, m in enumerate(wanted)]
     if g.device.is_gpu():
         results[:2] = _gradients_gpu(g, x, w, window, transposed, wanted)
+    elif not transposed and _is_depthwise(x, w, window):
+        results[:2] = _depthwise_gradients(g, x, w, window, wanted)
+        wanted[1] = False
     elif wanted[0]:
         if transposed:
             results[0] = _convolve(g, w, None, window, x.shape[2:])
@@ -346,6 +352,32 @@ def convolution_backward(
     if wanted[2]:
         results[2] = reshape(sum_axes(g, [0, *range(2, g.rank)]), [g.shape[1]])
     return [None if r is None else cast(r, out_dtype(i)) for i, r in enumerate(results)]
+
+
+def _is_depthwise(x: TensorValue, weight: TensorValue, window: Window) -> bool:
+    """Whether each of the channels of an image, or of a sequence, has one filter of its own, and they are not few."""
+    one_each = static(weight.shape[0]) == static(x.shape[1]) == window.groups
+    return weight.rank <= 4 and one_each and window.groups >= FEW_CHANNELS
+
+
+def _depthwise_gradients(
+    g: TensorValue, x: TensorValue, w: TensorValue, window: Window, wanted: Sequence[bool]
+) -> list[TensorValue | None]:
+    """Those of the image and of the filter, a plane at a time."""
+    more = 4 - x.rank
+
+    def in_planes(t: TensorValue) -> TensorValue:
+        return reshape(t, [*t.shape[:2], *[Dim(1)] * more, *t.shape[2:]])
+
+    geometry = [1] * more + [*window.stride] + [0] * more + [*window.padding] + [1] * more + [*window.dilation]
+    numbers = ops.constant(np.array(geometry, np.int64), DType.int64, x.device)
+    found: list[TensorValue | None] = [None, None]
+    for i, (name, result, other) in enumerate((("image", x, w), ("filter", w, x))):
+        if wanted[i]:
+            operands = [in_planes(g), in_planes(other), numbers]
+            (y,) = mojo_op(f"tmb_depthwise_{name}_gradient", operands, [(x.dtype, in_planes(result).shape)])
+            found[i] = reshape(y, result.shape)
+    return found
 
 
 def _gradients_gpu(

@@ -236,15 +236,18 @@ def index_copy(self: TensorValue, dim: int, index: TensorValue, source: TensorVa
 
 
 def index_copy_in_place(
-    memory: BufferValue, order: Sequence[int], dim: int, index: TensorValue, source: TensorValue
+    memories: Sequence[BufferValue], order: Sequence[int], dim: int, index: TensorValue, sources: Sequence[TensorValue]
 ) -> None:
-    """The same, written where ``self`` is: ``memory`` has its dims in ``order``, and none of their sizes is 0."""
+    """The same of one or two tensors of one form, written where each is: ``memories`` have their dims in ``order``.
+
+    None of their sizes is 0.
+    """
     at = _at_least_1d(index)
     if at.device.is_cpu():
-        at = checked(at, memory.shape[order.index(dim)], wraps=False)
-    mojo_op_in_place(
-        "tmb_index_copy", [memory, permute(source, order), cast(at, DType.int64)], {"axis": order.index(dim)}
-    )
+        at = checked(at, memories[0].shape[order.index(dim)], wraps=False)
+    name = ("tmb_index_copy", "tmb_index_copy_two")[len(memories) - 1]
+    turned = [permute(source, order) for source in sources]
+    mojo_op_in_place(name, [*memories, *turned, cast(at, DType.int64)], {"axis": order.index(dim)})
 
 
 # index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor

@@ -25,7 +25,7 @@ from torch_max_backend.aten_functions.common import (
     reshape,
     static,
 )
-from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
+from torch_max_backend.aten_functions.context import is_read_later, is_used, now_stored, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.layout import (
     as_rows,
@@ -468,7 +468,7 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[TensorValue | None, ...]:
-    dtype, image = accumulator(input.dtype), input
+    dtype, image, operand = accumulator(input.dtype), input, grad_out
     if is_channels_last(input) or is_channels_last(grad_out):
         image, grad_out = (channels_first(channels_last(v)) for v in (input, grad_out))
     (input, axis), (grad_out, _) = _laid_out(image), _laid_out(grad_out)
@@ -484,7 +484,11 @@ def native_batch_norm_backward(
         rstd = _rstd(_per_channel(running_var, input, axis, dtype), eps)
     grad, x = cast(grad_out, dtype), cast(input, dtype)
     if train and are_columns(input, axes) and are_columns(grad_out, axes):
-        return _column_batch_norm_gradients(grad_out, input, image, weight, (mean, rstd), output_mask)
+        keeps = is_read_later(operand) and before_widening(grad_out).dtype == operand.dtype
+        grad, *found = _column_batch_norm_gradients(grad_out, input, image, weight, (mean, rstd), output_mask, keeps)
+        if grad is not grad_out:
+            now_stored(operand, channels_first(grad) if axis > 1 else grad)
+        return tuple(found)
     # What is read twice MAX stores, in float32: x - mean and mean - x differ by their sign alone, and exactly.
     along, total = sum_axes(grad * (x - mean), axes), sum_axes(grad, axes)
     scale = rstd if weight is None else rstd * _per_channel(weight, input, axis, dtype)
@@ -510,19 +514,26 @@ def _column_batch_norm_gradients(
     weight: TensorValue | None,
     statistics: tuple[TensorValue, TensorValue],
     output_mask: Sequence[bool],
-) -> tuple[TensorValue | None, ...]:
-    """The gradients of a batch norm, in training, of ``x`` [*rows, columns], by kernels; ``x`` is ``image``'s."""
+    keeps: bool,
+) -> tuple[TensorValue, TensorValue | None, TensorValue | None, TensorValue | None]:
+    """``grad``, as it lies in memory then if a kernel ``keeps`` it, and the gradients of a batch norm in training.
+
+    ``x``, as ``grad``, is [*rows, columns], and belongs to ``image``.
+    """
     axis = x.rank - 1
     mean, rstd = (reshape(v, [x.shape[axis]]) for v in statistics)
     weight = None if weight is None else cast(weight, DType.float32)
-    found = batch_gradients(before_widening(grad), before_widening(x), mean, rstd, weight)
+    found = batch_gradients(before_widening(grad), before_widening(x), mean, rstd, weight, keeps)
     of_x = None
     if output_mask[0]:
         numbers = (mean, found.offset, found.factor, found.scale)
         mean, offset, factor, scale = (_per_channel(v, x, axis, DType.float32) for v in numbers)
-        spread = cast(grad, DType.float32) - offset + (mean - cast(x, DType.float32)) * factor
+        spread = cast(found.grad if keeps else grad, DType.float32) - offset + (mean - cast(x, DType.float32)) * factor
         of_x = _as_image(spread * scale, image)
-    return finish_all([of_x, found.weight if output_mask[1] else None, found.bias if output_mask[2] else None])
+    weight, bias = (
+        v if wanted else None for v, wanted in zip((found.weight, found.bias), output_mask[1:], strict=True)
+    )
+    return found.grad if keeps else grad, *finish_all([of_x, weight, bias])
 
 
 # batch_norm_backward(Tensor grad_out, Tensor input, Tensor weight, Tensor? running_mean, Tensor? running_var,

@@ -36,7 +36,14 @@ from torch_max_backend.aten_functions.dtypes import accumulator, max_dtype, torc
 from torch_max_backend.aten_functions.elementary import exp, power, truth
 from torch_max_backend.aten_functions.layout import channels_first, channels_last, is_channels_last, last_order
 from torch_max_backend.aten_functions.registry import aten, map_to
-from torch_max_backend.aten_functions.rows import column_moments, column_sums, row_sum, serves, serves_columns
+from torch_max_backend.aten_functions.rows import (
+    column_moments,
+    column_sums,
+    row_extreme,
+    row_sum,
+    serves,
+    serves_columns,
+)
 
 Reducer = Callable[[TensorValue, int], TensorValue]
 
@@ -45,6 +52,9 @@ _MOST_DIMS = 5
 
 _MANY_ROWS = 256
 """With fewer rows, a block for each leaves parts of a GPU idle."""
+
+_LONG_ROW, _LONGEST_ROW = 1024, 2**20
+"""What the kernel that looks for extremes gives a block or a good part of one, and what is too much for one."""
 
 
 # -- shared by the family --------------------------------------------------------------------------------------------
@@ -262,9 +272,23 @@ def min_all(self: TensorValue) -> TensorValue:
     return _finish(extreme_axes(self, _axes(None, self), smallest))
 
 
+def _by_rows(x: TensorValue, axis: int, reducer: Reducer) -> tuple[TensorValue, TensorValue] | None:
+    """The extreme along ``axis`` and its first place, without that axis, by the kernel for long rows if it serves."""
+    length = static(x.shape[-1]) or 0
+    if axis != x.rank - 1 or length < _LONG_ROW:
+        return None
+    rows = reshape(x, [numel(x.shape[:-1]), x.shape[-1]])
+    if not serves(rows) or (length > _LONGEST_ROW and (static(rows.shape[0]) or 1) < _MANY_ROWS):
+        return None
+    return row_extreme(rows, reducer is largest)
+
+
 def _extreme_and_position(x: TensorValue, dim: int, reducer: Reducer) -> tuple[TensorValue | None, TensorValue | None]:
     x = at_least_1d(x)
     axis = axis_of(dim, x.rank)
+    found = _by_rows(x, axis, reducer)
+    if found is not None:
+        return _finish(found[0]), _finish(found[1], 1)
     extreme = extreme_axes(x, [axis], reducer)
     position = _finish(position_of(x, extreme, axis), 1) if is_used(1) else None
     return _finish(extreme), position
@@ -292,7 +316,8 @@ def aminmax(self: TensorValue, dim: int | None = None, keepdim: bool = False) ->
 def _arg_extreme(x: TensorValue, dim: int | None, reducer: Reducer) -> TensorValue:
     x = reshape(x, [numel(x.shape)]) if dim is None else at_least_1d(x)
     axis = 0 if dim is None else axis_of(dim, x.rank)
-    return _finish(position_of(x, extreme_axes(x, [axis], reducer), axis))
+    found = _by_rows(x, axis, reducer)
+    return _finish(position_of(x, extreme_axes(x, [axis], reducer), axis) if found is None else found[1])
 
 
 # argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor

@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorValue, ops
 
-from torch_max_backend.aten_functions.common import full, mojo_op, reshape, static
+from torch_max_backend.aten_functions.common import full, is_in_memory, mojo_op, reshape, static
 
 _FLOATS = (DType.bfloat16, DType.float16, DType.float32)
 _VECTOR, _KEPT, _MOST_KEPT = 16, 32, 128
 """Bytes of an access, and of a row that a thread keeps: as a rule, and where a row has 1024 threads."""
 _FEWEST, _MOST, _READ = 32, 1024, 64
 """Threads of a row; elements that each of them reads at least, where a row is only read."""
+_FEW_PIECES = 512
+"""Up to so many pieces are added up by a quarter of the most threads. The number is chosen, and not measured."""
+_FEW_ROWS = 64
+"""Rows that leave most of a GPU idle."""
 
 _ROWS_IN_TURN, _SUMMED = 16, 16
 """Rows whose gradients a thread computes, and the most elements of each: it keeps sums for as many columns."""
@@ -215,6 +219,18 @@ def row_sum(x: TensorValue) -> TensorValue:
     return mojo_op("tmb_row_sum", [x], [(DType.float32, x.shape[:1])], _reading(x))[0]
 
 
+def row_extreme(x: TensorValue, is_largest: bool) -> tuple[TensorValue, TensorValue]:
+    """The largest or smallest element of each row of ``x`` [rows, columns], and its first place in int64: [rows] each.
+
+    A NaN is beyond all numbers.
+    """
+    rows, parameters = static(x.shape[0]), {**_reading(x), "is_largest": is_largest}
+    if rows is not None and rows <= _FEW_ROWS:
+        parameters["lanes"] = _MOST
+    values, places = mojo_op("tmb_row_extreme", [x], [(x.dtype, x.shape[:1]), (DType.int64, x.shape[:1])], parameters)
+    return values, places
+
+
 def column_sums(x: TensorValue, is_batched: bool) -> TensorValue:
     """The sums over the rows of ``x``, of static sizes, as [outer, 1, columns] in float32.
 
@@ -275,7 +291,13 @@ def _width(columns: int) -> int:
 
 def piece_sums(x: TensorValue) -> TensorValue:
     """The sums over the pieces of ``x`` [outer, pieces, columns], which is float32, as [outer, 1, columns]."""
-    return mojo_op("tmb_piece_sums", [x], [(x.dtype, [x.shape[0], Dim(1), x.shape[2]])])[0]
+    parameters = {"threads": _joining(int(x.shape[1]))}
+    return mojo_op("tmb_piece_sums", [x], [(x.dtype, [x.shape[0], Dim(1), x.shape[2]])], parameters)[0]
+
+
+def _joining(pieces: int) -> int:
+    """The threads of a block that adds up pieces: few where there are few, so that a GPU holds many blocks."""
+    return _MOST if pieces > _FEW_PIECES else _MOST // 4
 
 
 def column_moments(x: TensorValue) -> tuple[TensorValue, TensorValue]:
@@ -285,7 +307,8 @@ def column_moments(x: TensorValue) -> tuple[TensorValue, TensorValue]:
     """
     cut, pieces = _piece_moments(x)
     out = [(DType.float32, [Dim(2), x.shape[-1]])]
-    (both,) = mojo_op("tmb_piece_moments", [pieces], out, {"each": cut.rows, "rows": _rows(x)})
+    parameters = {"each": cut.rows, "rows": _rows(x), "threads": _joining(cut.pieces)}
+    (both,) = mojo_op("tmb_piece_moments", [pieces], out, parameters)
     return both[0], both[1]
 
 
@@ -340,6 +363,7 @@ def batch_statistics(
         "rows": _rows(x),
         "is_scaled": weight is not None,
         "is_shifted": bias is not None,
+        "threads": _joining(cut.pieces),
     }
     out = [(DType.float32, [x.shape[-1]])] * 6
     return BatchStatistics(*mojo_op("tmb_batch_statistics", [pieces, *vectors, *numbers], out, parameters))
@@ -358,9 +382,10 @@ def scaled_columns(x: TensorValue, scale: TensorValue, shift: TensorValue) -> Te
 class BatchGradients:
     """The gradients of a batch norm's weight and bias, and numbers for its input's: all [columns] in float32.
 
-    The gradient of the input is ``(grad - offset + (mean - x) * factor) * scale``.
+    The gradient of the input is ``(grad - offset + (mean - x) * factor) * scale``, where ``grad`` is what came out.
     """
 
+    grad: TensorValue
     weight: TensorValue
     bias: TensorValue
     offset: TensorValue
@@ -369,20 +394,23 @@ class BatchGradients:
 
 
 def batch_gradients(
-    grad: TensorValue, x: TensorValue, mean: TensorValue, rstd: TensorValue, weight: TensorValue | None
+    grad: TensorValue, x: TensorValue, mean: TensorValue, rstd: TensorValue, weight: TensorValue | None, keeps: bool
 ) -> BatchGradients:
     """The gradients of a batch norm of ``x``, which is [*rows, columns] as ``grad``, of static sizes.
 
-    ``mean``, ``rstd`` and ``weight`` are [columns] in float32.
+    ``mean``, ``rstd`` and ``weight`` are [columns] in float32. With ``keeps`` a ``grad`` that is not in memory is
+    computed and stored by the kernel that sums it up; MAX would store it before, which is as fast for one reader.
     """
-    columns = int(x.shape[-1])
+    columns, keeps = int(x.shape[-1]), keeps and not is_in_memory(grad)
     cut = _cut(1, _rows(x), columns)
-    out = [(DType.float32, [Dim(1), Dim(cut.pieces), Dim(2 * columns)])]
-    (sums,) = mojo_op("tmb_column_products", [grad, x, mean], out, cut.parameters)
+    sums_shape = [Dim(1), Dim(cut.pieces), Dim(2 * columns)]
+    out = [(DType.float32, sums_shape), (grad.dtype, grad.shape if keeps else [Dim(0)] * grad.rank)]
+    sums, kept = mojo_op("tmb_column_products", [grad, x, mean], out, {**cut.parameters, "keeps": keeps})
     operands = [sums, rstd, rstd if weight is None else weight]
     numbers = [(DType.float32, [Dim(columns)])] * 5
-    parameters = {"rows": _rows(x), "is_scaled": weight is not None}
-    return BatchGradients(*mojo_op("tmb_batch_gradients", operands, numbers, parameters))
+    parameters = {"rows": _rows(x), "is_scaled": weight is not None, "threads": _joining(cut.pieces)}
+    found = mojo_op("tmb_batch_gradients", operands, numbers, parameters)
+    return BatchGradients(kept if keeps else grad, *found)
 
 
 def serves_columns(x: TensorValue, shape: Sequence[Dim]) -> bool:

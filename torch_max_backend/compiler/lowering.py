@@ -101,6 +101,7 @@ class _Builder:
         """What is written to memory whatever reads it."""
         self.in_place = written_slices(region)
         """Nodes that write slices of an input which is theirs alone, and the input."""
+        self.written_already: set[fx.Node] = set()
         chains = convolution_chains(region, _is_on_gpu)
         self.chains = {chain.last: chain for chain in chains}
         self.transposed_reads = written_reads(region, _is_on_gpu)
@@ -164,13 +165,34 @@ class _Builder:
         return tensor if list(tensor.shape) == dims else rebind(tensor, dims)
 
     def _write_in_place(self, node: fx.Node) -> TensorValue:
-        """Write slices of an input where it is, and give it as it is then."""
-        target = self.in_place[node]
-        order = next(p.order for p in self.region.inputs if p.node is target)
-        _, dim, index, source = node.args
-        memory = self.buffers[target]
-        index_copy_in_place(memory, order, dim % len(order), self.env[index], self._written(source))
-        return self._as_promised(node, order, ops.buffer_load(memory))
+        """Write slices of an input where it is, and give it as it is then.
+
+        Two inputs that are written alike, as a layer's keys and values, are written by one kernel.
+        """
+        if node not in self.written_already:
+            _, dim, index, _ = node.args
+            nodes = [node, *self._written_alike(node)]
+            memories = [self.buffers[self.in_place[n]] for n in nodes]
+            sources = [self._written(n.args[3]) for n in nodes]
+            order = self._order_of_memory(node)
+            index_copy_in_place(memories, order, dim % len(order), self.env[index], sources)
+            self.written_already.update(nodes)
+        loaded = ops.buffer_load(self.buffers[self.in_place[node]])
+        return self._as_promised(node, self._order_of_memory(node), loaded)
+
+    def _order_of_memory(self, node: fx.Node) -> tuple[int, ...]:
+        return next(p.order for p in self.region.inputs if p.node is self.in_place[node])
+
+    def _written_alike(self, node: fx.Node) -> list[fx.Node]:
+        """Another node, if there is one, that writes at the same places of an equal tensor what is known by now."""
+
+        def form(n: fx.Node) -> tuple[Any, ...]:
+            values = (self.in_place[n], n.args[3])
+            known = [(tensor_of(v).dtype, tensor_of(v).device, sizes_of(tensor_of(v))) for v in values]
+            return n.args[1], n.args[2], self._order_of_memory(n), known
+
+        others = (n for n in self.in_place if n is not node and n not in self.written_already and n.args[3] in self.env)
+        return [n for n in others if form(n) == form(node)][:1]
 
     # -- one node ----------------------------------------------------------------------------------------------
     def _lower(self, node: fx.Node) -> Any:
@@ -179,7 +201,10 @@ class _Builder:
             return self.env[node.args[0]][node.args[1]]
         blamed = chain.convolution if chain else node
         promises = self._promises(node)
-        context = NodeContext(str(node.target), promises, self.region.used_outputs[node], self.settings)
+        shared = tuple(
+            v for n in node.all_input_nodes if self._is_read_later(n, node) for v in _values_in(self.env.get(n))
+        )
+        context = NodeContext(str(node.target), promises, self.region.used_outputs[node], self.settings, shared)
         with lowering_node(context):
             try:
                 result = self._call(node) if chain is None else self._call_chain(chain)
@@ -190,6 +215,8 @@ class _Builder:
             except Exception as error:  # perhaps it took a symbolic number for a Python one
                 text = f"its lowering failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
                 raise NodeRefused(blamed, text, is_mismatch=True, symbols=symbolic_numbers(blamed)) from error
+        for operand, value in context.stored:
+            self.env.update({n: value for n in node.all_input_nodes if self.env.get(n) is operand})
         several = isinstance(value_of(node), list | tuple)
         results = list(result) if several else [result]
         if self.region.dims.names:
@@ -203,6 +230,11 @@ class _Builder:
         if kept[0] is not None and (node in self.stored or not _may_be_replaced(node)):
             finish(kept[0])
         return materialized(kept[0]) if node in self.written and kept[0] is not None else kept[0]
+
+    def _is_read_later(self, operand: fx.Node, node: fx.Node) -> bool:
+        """Whether others read what ``node`` reads, and all of them later."""
+        others = [user for user in operand.users if user is not node]
+        return bool(others) and not any(user in self.env for user in others)
 
     def _call(self, node: fx.Node) -> Any:
         if self.rows.serves(node):

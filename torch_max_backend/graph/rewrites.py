@@ -9,6 +9,7 @@ from torch import fx
 
 from torch_max_backend.graph.folding import fold_constants
 from torch_max_backend.graph.gelu import recognize_gelu
+from torch_max_backend.graph.heads import share_heads
 from torch_max_backend.graph.masks import simplify_masks
 from torch_max_backend.graph.taken import is_taken
 from torch_max_backend.graph.tensors import order_of, storage_key, tensor_of, tensors_of, value_of
@@ -123,4 +124,4 @@ def _has_symbols(value: torch.Tensor) -> bool:
     return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
-PASSES = [drop_copies, simplify_masks, fold_constants, recognize_gelu, split_dropout, free_random_ops]
+PASSES = [drop_copies, simplify_masks, share_heads, fold_constants, recognize_gelu, split_dropout, free_random_ops]
