@@ -16,14 +16,17 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from max._mlir_context import in_default_mlir_context  # imported by the main thread, which leaves it at its end
 from torch import fx
 from torch._dynamo.convert_frame import compile_lock
+from torch._functorch import aot_autograd
 from torch._guards import CompileContext, TracingContext, compile_context, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -33,6 +36,10 @@ log = logging.getLogger("torch_max_backend")
 
 QUIET_S = 0.5
 """So long must no graph have come before one is traced: the two need the same lock, and the next one has a caller."""
+
+TRACING_IS_OF_A_THREAD = hasattr(fx._symbolic_trace, "_is_fx_tracing_tls")
+"""Whether torch notes for each thread that it traces. Older versions note it once, and refuse to run any compiled
+function meanwhile, whichever thread calls it."""
 
 Function = Callable[..., Any]
 Compile = Callable[[fx.GraphModule, list[Any]], Function]
@@ -133,12 +140,27 @@ class _Job:
             torch.set_grad_enabled(self.grad),
             compile_context(function.compile_context),
             tracing(context),
+            _random_numbers_left_alone(),
         ):
             compiled = function.compile(function.gm, self.inputs)
         if context.guards_context.aotautograd_guards:
             log.warning("the graph needs guards that it cannot get in the background, so it stays in eager")
             return
         function.compiled = compiled
+
+
+@contextmanager
+def _random_numbers_left_alone() -> Iterator[None]:
+    """Keep AOTAutograd from putting the generators back to where they were when it began.
+
+    The program has drawn from them meanwhile and would get the same numbers again; tracing on fake tensors draws none.
+    Nor may it take ``torch.cuda.set_rng_state`` from the program. Only the holder of Dynamo's lock may call this.
+    """
+    with (
+        patch.object(aot_autograd, "preserve_rng_state", nullcontext),
+        patch.object(aot_autograd, "patch", lambda *replaced: nullcontext()),
+    ):
+        yield
 
 
 def _stays_in_eager(error: Exception) -> None:
@@ -150,8 +172,10 @@ def can_trace_later(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
 
     Tracing may add guards, on symbolic sizes and on inputs that share memory, and Dynamo asks for them now. It sees
     the thread's modes and autocast, and the parameters of nested modules, which calls in eager share. Sizes that
-    depend on values have symbols that Dynamo's own fake tensors know.
+    depend on values have symbols that Dynamo's own fake tensors know. The program must be able to go on meanwhile.
     """
+    if not TRACING_IS_OF_A_THREAD:
+        return False
     if torch._C._is_torch_function_mode_enabled() or _get_current_dispatch_mode() is not None:
         return False
     if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
