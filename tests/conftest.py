@@ -14,6 +14,7 @@ import torch
 
 from tests.processes import Processes
 from torch_max_backend import get_accelerators
+from torch_max_backend.graph.partition import Plan, _Cut
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,20 @@ def device(request: pytest.FixtureRequest) -> str:
 def shape(request: pytest.FixtureRequest) -> tuple[int, ...]:
     """Shapes with and without size 1, size 0 and dimensions."""
     return request.param
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """How graphs are partitioned from here on, a plan for each."""
+    found: list[Plan] = []
+    make = _Cut.plan
+
+    def spy(self: _Cut) -> Plan:
+        found.append(make(self))
+        return found[-1]
+
+    monkeypatch.setattr(_Cut, "plan", spy)
+    return found
 
 
 @pytest.fixture(scope="module")

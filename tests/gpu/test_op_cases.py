@@ -20,7 +20,7 @@ from tests import aten_functions
 from tests.cases import Case
 from tests.gpu.checks import moved
 from tests.harness import check, prepare
-from tests.test_aten_functions import CORE_PER_FAMILY, _families
+from tests.test_aten_functions import _families
 
 CHUNK = 4
 
@@ -68,7 +68,7 @@ def _chunks() -> list[Any]:
     core, rest = [], []
     for family, cases in _families().items():
         named = [(f"{family}/{c.name}", c) for c in cases if not why_excluded(f"{family}/{c.name}")]
-        first = [pair for pair in named if not re.fullmatch(SLOW, pair[0])][:CORE_PER_FAMILY]
+        first = [pair for pair in named if not re.fullmatch(SLOW, pair[0])][:1]
         core += first
         rest += [pair for pair in named if pair not in first]
     found = []
