@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tests.cases import Case, ints, rand, randn
+from tests.cases import Case, ints, rand, randn, special
 
 aten = torch.ops.aten
 NAN, INF = float("nan"), float("inf")
@@ -173,6 +173,20 @@ def batch_norm_backward(g, x, w, m, v):
         *aten.native_batch_norm_backward(g, x, w, m, v, mean, rstd, False, 1e-5, all_three),
         aten.native_batch_norm_backward(g, x, None, m, v, mean, rstd, True, 1e-5, [True, False, False])[0],
     )
+
+
+def batch_norms_of_sizes(*xs, offset=0.0):
+    """In training, with gradients: each of ``xs`` is an image less an offset and, in another order, a gradient."""
+    found = []
+    for x in xs:
+        weight = torch.linspace(0.5, 2, x.shape[1], dtype=x.dtype)
+        image = x + offset
+        y, mean, rstd = aten._native_batch_norm_legit.no_stats(image, weight, None, True, 0.1, 1e-5)
+        found += [y, mean, rstd]
+        found += aten.native_batch_norm_backward(
+            x.flip(0), image, weight, None, None, mean, rstd, True, 1e-5, [True] * 3
+        )
+    return tuple(found)
 
 
 def likelihoods(x, t, w):
@@ -412,6 +426,29 @@ CASES = [
         why=ROUNDING,
     ),
     Case("statistics_of_columns", statistics_of_columns, (LAST, LAST.flip(0), *[rand(32, low=0.5)] * 3)),
+    Case(
+        "batch_norm_sizes",
+        batch_norms_of_sizes,
+        (randn(2, 3, 70, 71), randn(5, 4, 3, 3), randn(3, 40, 5, 7), randn(9, 5), randn(2, 3, 37), randn(2, 66, 8, 8)),
+        rtol=1e-4,
+        atol=1e-4,
+        why="sums of some thousand products cancel",
+    ),
+    Case(
+        "batch_norm_far_from_zero",
+        lambda x, y: (*batch_norms_of_sizes(x, offset=1000), *batch_norms_of_sizes(y, offset=-30)),
+        (randn(2, 3, 70, 71), randn(4, 3, 2, 2)),
+        rtol=1e-3,
+        atol=2e-3,
+        why="what is near 1000 has an absolute rounding error of 6e-5",
+    ),
+    Case(
+        "batch_norm_special",
+        batch_norms_of_sizes,
+        (special().reshape(2, 4, 2), special().reshape(2, 4, 2).nan_to_num(1.0, 2.0, 3.0)),
+        rtol=1e-4,
+        why="sums in another order, of numbers of many sizes",
+    ),
     Case("batch_norm_functional", batch_norm_functional, (*IMAGE, *STATS)),
     Case("batch_norm_updates", batch_norm_updates, (*IMAGE, *STATS)),
     Case("batch_norm_update_backward", batch_norm_update_backward, (randn(3, 6, 4, 5), *IMAGE[:2], *STATS)),

@@ -14,6 +14,7 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions.along import sum_along
+from torch_max_backend.aten_functions.channel_norm import channel_gradients, channel_statistics, serves_channels
 from torch_max_backend.aten_functions.common import (
     axis_of,
     before_widening,
@@ -37,6 +38,7 @@ from torch_max_backend.aten_functions.layout import (
 from torch_max_backend.aten_functions.reductions import are_columns, count, mean_axes, moments, reduce_axes, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.rows import (
+    BatchGradients,
     NormGradients,
     batch_gradients,
     batch_statistics,
@@ -313,6 +315,8 @@ def _batch_norm(
     given = None if running[0] is None or running[1] is None else (running[0], running[1])
     if (training or given is None) and are_columns(x, _other_axes(x, axis)):
         return _column_batch_norm(x, image, weight, bias, given, momentum, eps)
+    if (training or given is None) and serves_channels(x):
+        return _channel_batch_norm(x, weight, bias, given, momentum, eps)
     if training or given is None:
         mean, variance = moments(x, _other_axes(x, axis))
     else:
@@ -338,6 +342,24 @@ def _column_batch_norm(
     found = batch_statistics(before_widening(x), vectors[0], vectors[1], given, momentum, eps)
     y = _as_image(scaled_columns(x, found.scale, found.shift), image)
     return _BatchNorm(y, found.mean, found.rstd, (found.moved_mean, found.moved_variance))
+
+
+def _channel_batch_norm(
+    x: TensorValue,
+    weight: TensorValue | None,
+    bias: TensorValue | None,
+    running: tuple[TensorValue, TensorValue] | None,
+    momentum: float,
+    eps: float,
+) -> _BatchNorm:
+    """A batch norm of ``x`` [N, C, *S] by the batch's statistics, which a kernel computes; MAX scales."""
+    dtype = accumulator(x.dtype)
+    weight, bias = (None if v is None else cast(v, dtype) for v in (weight, bias))
+    given = None if running is None else (cast(running[0], dtype), cast(running[1], dtype))
+    found = channel_statistics(before_widening(x), weight, bias, given, momentum, eps)
+    scale, shift = (_per_channel(v, x, 1, dtype) for v in (found.scale, found.shift))
+    y = cast(x, dtype) * scale + shift
+    return _BatchNorm(y, found.mean, found.rstd, (found.moved_mean, found.moved_variance) if running else ())
 
 
 def _saved(mean: TensorValue, rstd: TensorValue) -> list[TensorValue]:
@@ -489,6 +511,8 @@ def native_batch_norm_backward(
         if grad is not grad_out:
             now_stored(operand, channels_first(grad) if axis > 1 else grad)
         return tuple(found)
+    if train and serves_channels(input):
+        return _channel_batch_norm_gradients(grad_out, input, weight, (mean, rstd), output_mask)
     # What is read twice MAX stores, in float32: x - mean and mean - x differ by their sign alone, and exactly.
     along, total = sum_axes(grad * (x - mean), axes), sum_axes(grad, axes)
     scale = rstd if weight is None else rstd * _per_channel(weight, input, axis, dtype)
@@ -505,6 +529,28 @@ def native_batch_norm_backward(
     if output_mask[2]:
         results[2] = total
     return finish_all(results)
+
+
+def _of_input(found: BatchGradients, mean: TensorValue, grad: TensorValue, x: TensorValue, axis: int) -> TensorValue:
+    """The gradient of the input ``x`` of a batch norm in training; ``mean`` is [channels]."""
+    numbers = (mean, found.offset, found.factor, found.scale)
+    mean, offset, factor, scale = (_per_channel(v, x, axis, mean.dtype) for v in numbers)
+    return (cast(grad, mean.dtype) - offset + (mean - cast(x, mean.dtype)) * factor) * scale
+
+
+def _channel_batch_norm_gradients(
+    grad: TensorValue,
+    x: TensorValue,
+    weight: TensorValue | None,
+    statistics: tuple[TensorValue, TensorValue],
+    output_mask: Sequence[bool],
+) -> tuple[TensorValue | None, ...]:
+    """The gradients of a batch norm of ``x`` [N, C, *S] in training, whose sums a kernel computes."""
+    mean, rstd = (reshape(v, [x.shape[1]]) for v in statistics)
+    weight = None if weight is None else cast(weight, mean.dtype)
+    found = channel_gradients(before_widening(grad), before_widening(x), mean, rstd, weight)
+    gradients = (_of_input(found, mean, grad, x, 1) if output_mask[0] else None, found.weight, found.bias)
+    return finish_all([v if wanted else None for v, wanted in zip(gradients, output_mask, strict=True)])
 
 
 def _column_batch_norm_gradients(
@@ -526,10 +572,7 @@ def _column_batch_norm_gradients(
     found = batch_gradients(before_widening(grad), before_widening(x), mean, rstd, weight, keeps)
     of_x = None
     if output_mask[0]:
-        numbers = (mean, found.offset, found.factor, found.scale)
-        mean, offset, factor, scale = (_per_channel(v, x, axis, DType.float32) for v in numbers)
-        spread = cast(found.grad if keeps else grad, DType.float32) - offset + (mean - cast(x, DType.float32)) * factor
-        of_x = _as_image(spread * scale, image)
+        of_x = _as_image(_of_input(found, mean, found.grad if keeps else grad, x, axis), image)
     weight, bias = (
         v if wanted else None for v, wanted in zip((found.weight, found.bias), output_mask[1:], strict=True)
     )
