@@ -10,7 +10,8 @@ from std.memory.alloc import unsafe_alloc
 
 from .depthwise import copy_run
 from .filters import Window
-from .gemm import DEEP, TASK, TASKS, AsTheyAre, Matrices, multiply_tile, panel_width, store_tile, tile_height
+from .gemm import DEEP, TASK, TASKS, AsTheyAre, Matrices, multiply_tile, panel_width, store_tile, sum_type, tile_height
+from .products import multiply_matrices
 
 comptime LEAST_ROWS = 48
 """Rows of products for which the gradient of the result is worth copying into a panel."""
@@ -182,36 +183,40 @@ struct FilterGradients:
         ctx: DeviceContext,
     ) raises:
         comptime assert target == "cpu", "tmb_filter_gradients runs on CPUs"
-        var at = Window(
-            image.dim_size(1) // max(result.dim_size(0), 1),
-            image.dim_size(2),
-            image.dim_size(3),
-            image.dim_size(4),
-            gradient.dim_size(2),
-            gradient.dim_size(3),
-            gradient.dim_size(4),
-            Int(numbers[9]),
-            Int(numbers[10]),
-            Int(numbers[11]),
-            Int(numbers[0]),
-            Int(numbers[1]),
-            Int(numbers[2]),
-            Int(numbers[3]),
-            Int(numbers[4]),
-            Int(numbers[5]),
-            Int(numbers[6]),
-            Int(numbers[7]),
-            Int(numbers[8]),
-        )
         differentiate(
             result.unsafe_ptr(),
             gradient.unsafe_ptr(),
             image.unsafe_ptr(),
-            at,
+            window_of(result.dim_size(0), gradient, image, numbers),
             image.dim_size(0),
             result.dim_size(0),
             result.dim_size(3),
         )
+
+
+def window_of(groups: Int, gradient: InputTensor[rank=5, ...], image: InputTensor[rank=5, ...], numbers: InputTensor[dtype=DType.int64, rank=1, ...]) -> Window:
+    """What the filters see of an image; see `FilterGradients`."""
+    return Window(
+        image.dim_size(1) // max(groups, 1),
+        image.dim_size(2),
+        image.dim_size(3),
+        image.dim_size(4),
+        gradient.dim_size(2),
+        gradient.dim_size(3),
+        gradient.dim_size(4),
+        Int(numbers[9]),
+        Int(numbers[10]),
+        Int(numbers[11]),
+        Int(numbers[0]),
+        Int(numbers[1]),
+        Int(numbers[2]),
+        Int(numbers[3]),
+        Int(numbers[4]),
+        Int(numbers[5]),
+        Int(numbers[6]),
+        Int(numbers[7]),
+        Int(numbers[8]),
+    )
 
 
 @no_inline
@@ -246,3 +251,115 @@ def fill_all[
             layout.fill(shifted, image, channel)
 
     sync_parallelize(fill, tasks)
+
+
+# -- all images at once ------------------------------------------------------------------------------------------------
+@fieldwise_init
+struct Unfolded(Deinitable, ImplicitlyCopyable):
+    """The layout `[channels, taps, images, *out]` of what each tap sees, zeros where it is padding."""
+
+    var at: Window
+    var images: Int
+    var channels: Int
+    """Of all groups."""
+
+    def size(self) -> Int:
+        """Elements for a channel."""
+        return self.at.taps() * self.images * self.at.pixels()
+
+    def fill[
+        T: DType, to: Origin[mut=True], of: Origin, //
+    ](self, columns: Pointer[Scalar[T], to], image: Pointer[Scalar[T], of], channel: Int):
+        """Lay out a channel of all images."""
+        var at = self.at
+        var plane = at.depth * at.height * at.width
+        var line = columns.unsafe_offset(channel * self.size())
+        for tap in range(at.taps()):
+            var from_d = tap // (at.taps_h * at.taps_w) * at.dilation_d - at.pad_d
+            var from_h = tap // at.taps_w % at.taps_h * at.dilation_h - at.pad_h
+            var from_w = tap % at.taps_w * at.dilation_w - at.pad_w
+            for i in range(self.images):
+                var source = image.unsafe_offset((i * self.channels + channel) * plane)
+                if at.is_plain():
+                    copy_run(line, source, 0, 1, plane, plane)
+                    line = line.unsafe_offset(plane)
+                    continue
+                for row in range(at.out_depth * at.out_height):
+                    var d = row // at.out_height * at.stride_d + from_d
+                    var h = row % at.out_height * at.stride_h + from_h
+                    for w in range(at.out_width):
+                        line[unsafe_offset=w] = 0
+                    if d >= 0 and d < at.depth and h >= 0 and h < at.height:
+                        var above = source.unsafe_offset((d * at.height + h) * at.width)
+                        copy_run(line, above, from_w, at.stride_w, at.width, at.out_width)
+                    line = line.unsafe_offset(at.out_width)
+
+    def fill_all[
+        T: DType, to: Origin[mut=True], of: Origin, //
+    ](self, columns: Pointer[Scalar[T], to], image: Pointer[Scalar[T], of]):
+        """Lay out all channels, in tasks."""
+        var layout = self
+        var tasks = min(max(self.channels * self.size() // (TASK // 8), 1), min(TASKS, self.channels))
+
+        def some(task: Int) {var layout, var columns, var image, var tasks}:
+            for channel in range(layout.channels * task // tasks, layout.channels * (task + 1) // tasks):
+                layout.fill(columns, image, channel)
+
+        sync_parallelize(some, tasks)
+
+
+@extensibility.register("tmb_filter_gradients_at_once")
+struct FilterGradientsAtOnce:
+    """`[groups, F / groups, C / groups * taps]` by one product for a group, over the pixels of all images.
+
+    Operands are those of `tmb_filter_gradients`, which needs less memory and wants many pixels and filters.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[rank=3, ...],
+        gradient: InputTensor[dtype=result.dtype, rank=5, ...],
+        image: InputTensor[dtype=result.dtype, rank=5, ...],
+        numbers: InputTensor[dtype=DType.int64, rank=1, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "cpu", "tmb_filter_gradients_at_once runs on CPUs"
+        comptime assert result.dtype == sum_type[result.dtype](), "the result has the type of sums"
+        differentiate_at_once(
+            result.unsafe_ptr(),
+            gradient.unsafe_ptr(),
+            image.unsafe_ptr(),
+            window_of(result.dim_size(0), gradient, image, numbers),
+            image.dim_size(0),
+            result.dim_size(0),
+            result.dim_size(1),
+        )
+
+
+@no_inline
+def differentiate_at_once[
+    T: DType, of_result: Origin[mut=True], of_g: Origin, of_x: Origin, //
+](
+    result: Pointer[Scalar[T], of_result],
+    gradient: Pointer[Scalar[T], of_g],
+    image: Pointer[Scalar[T], of_x],
+    at: Window,
+    images: Int,
+    groups: Int,
+    features: Int,
+):
+    """Not part of the kernel, which is compiled for every shape."""
+    var taps = at.channels * at.taps()
+    var depth = images * at.pixels()
+    var of_image = Unfolded(at, images, at.channels * groups)
+    var pixel = Window(features, 1, 1, at.pixels(), 1, 1, at.pixels(), 1, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1)
+    var of_gradient = Unfolded(pixel, images, features * groups)
+    var columns = unsafe_alloc[Scalar[T]](max(groups * taps * depth, 1), alignment=64)
+    var rows = unsafe_alloc[Scalar[T]](max(groups * features * depth, 1), alignment=64)
+    of_image.fill_all(columns, image)
+    of_gradient.fill_all(rows, gradient)
+    multiply_matrices[True](result, rows, columns, groups, features, taps, depth)
+    columns.unsafe_free()
+    rows.unsafe_free()

@@ -24,14 +24,12 @@ from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions import library_convolution
-from torch_max_backend.aten_functions.along import sum_along
 from torch_max_backend.aten_functions.common import cast, full, known, mojo_op, numel, permute, reshape, static
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape, settings
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.integer_convolution import convolve_integers
 from torch_max_backend.aten_functions.layout import add_per_channel, channels_first, channels_last
 from torch_max_backend.aten_functions.library_convolution import Spatial
-from torch_max_backend.aten_functions.matmul import product
 from torch_max_backend.aten_functions.reductions import sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.rows import spread
@@ -408,36 +406,29 @@ def _weight_gradient(small: TensorValue, image: TensorValue, weight: TensorValue
         enough = static(features), static(numel(sizes))
         if (enough[0] or FEW_FEATURES) >= FEW_FEATURES and (enough[1] or FEW_PIXELS) >= FEW_PIXELS:
             return _filter_gradients(small, image, kernel, window)
-    positions = small.shape[0] * numel(sizes)
-    rows = reshape(_channel_rows(small), [groups, features, positions])
-    columns = unfold(_channel_rows(image), kernel, window, sizes)
-    columns = reshape(columns, [groups, channels * _times(kernel), positions])
-    if static(channels) == 1 and static(features) == 1 and groups > 1:
-        # Depthwise: a product would have one row.
-        return reshape(sum_along(ops.mul(columns, rows), axis=2), weight.shape)
-    if groups == 1:
-        return reshape(product(ops.squeeze(rows, 0), permute(ops.squeeze(columns, 0), [1, 0])), weight.shape)
-    return reshape(product(rows, permute(columns, [0, 2, 1])), weight.shape)
+    shape = [Dim(groups), features, channels * _times(kernel)]
+    return reshape(_of_window("tmb_filter_gradients_at_once", small, image, kernel, window, shape), weight.shape)
 
 
 def _filter_gradients(small: TensorValue, image: TensorValue, kernel: Ints, window: Window) -> TensorValue:
     """:func:`_weight_gradient` by a kernel that lays the image out for each column of taps, and not for each tap."""
-    more = 3 - len(kernel)
     groups, features, channels = window.groups, small.shape[1] // window.groups, image.shape[1] // window.groups
-    taps = [1] * more + list(kernel)
-    numbers = [1] * more + [*window.stride] + [0] * more + [*window.padding] + [1] * more + [*window.dilation] + taps
-    g, x = (reshape(t, [*t.shape[:2], *[Dim(1)] * more, *t.shape[2:]]) for t in (small, image))
-    shape = [Dim(groups), Dim(taps[0] * taps[1]), channels * taps[2], features]
-    geometry = ops.constant(np.array(numbers, np.int64), DType.int64, small.device)
-    (y,) = mojo_op("tmb_filter_gradients", [g, x, geometry], [(small.dtype, shape)])
-    y = reshape(y, [groups, taps[0] * taps[1], channels, taps[2], features])
+    *outer, last = kernel
+    shape = [Dim(groups), Dim(_times(outer)), channels * last, features]
+    y = _of_window("tmb_filter_gradients", small, image, kernel, window, shape)
+    y = reshape(y, [groups, _times(outer), channels, last, features])
     return reshape(permute(y, [0, 4, 2, 1, 3]), [small.shape[1], channels, *kernel])
 
 
-def _channel_rows(x: TensorValue) -> TensorValue:
-    """``[N, C, *S]`` as ``[C, N, *S]``."""
-    flat = permute(reshape(x, [x.shape[0], x.shape[1], numel(x.shape[2:])]), [1, 0, 2])
-    return reshape(flat, [x.shape[1], x.shape[0], *x.shape[2:]])
+def _of_window(
+    kernel_name: str, small: TensorValue, image: TensorValue, kernel: Ints, window: Window, shape: Sequence[Dim]
+) -> TensorValue:
+    """What a kernel of ours gives for a result's gradient, an image, and where the filters lie."""
+    more = 3 - len(kernel)
+    numbers = [1] * more + [*window.stride] + [0] * more + [*window.padding] + [1] * more + [*window.dilation]
+    geometry = ops.constant(np.array([*numbers, *[1] * more, *kernel], np.int64), DType.int64, small.device)
+    g, x = (reshape(t, [*t.shape[:2], *[Dim(1)] * more, *t.shape[2:]]) for t in (small, image))
+    return mojo_op(kernel_name, [g, x, geometry], [(small.dtype, shape)])[0]
 
 
 def unfold(x: TensorValue, kernel: Ints, window: Window, sizes: Sequence[Dim]) -> TensorValue:
