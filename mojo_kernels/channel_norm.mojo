@@ -14,8 +14,10 @@ from std.sys.info import simd_width_of
 from .gemm import TASKS
 from .rows import Results, Values
 
-comptime PIECE = 4096
-"""Elements whose sum is taken in the dtype of the results."""
+comptime PIECE = 1024
+"""Elements whose sum is taken in the dtype of the results, and up to twice as many."""
+comptime FEW = 4
+"""Lanes for the last of a plane's elements."""
 comptime TASK = 1 << 15
 """Elements that are worth a task of their own."""
 
@@ -67,9 +69,10 @@ struct Sums[A: DType, w: Int](TrivialRegisterPassable):
             self.along += grad * away
 
     @always_inline
-    def total(self) -> SIMD[DType.float64, 2]:
-        """Those of all lanes."""
+    def taken(mut self) -> SIMD[DType.float64, 2]:
+        """Those of all lanes, which begin anew."""
         var plain, along = self.plain.reduce_add(), self.along.reduce_add()
+        self.plain, self.along = 0, 0
         return SIMD[DType.float64, 2](plain.cast[DType.float64](), along.cast[DType.float64]())
 
 
@@ -79,28 +82,32 @@ def of_channel[
 ](x: Values[X], g: Values[G], of: Images, channel: Int, centre: Scalar[A]) -> SIMD[DType.float64, 2]:
     """The sums of a `kind` over a channel of `x`, and of `g` if it is of products."""
     comptime lanes = simd_width_of[A]()
-    comptime wide = 4 * lanes
     var all = SIMD[DType.float64, 2](0)
+    var wide, plain = Sums[A, 4 * lanes](0, 0), Sums[A, lanes](0, 0)
+    var few, one = Sums[A, FEW](0, 0), Sums[A, 1](0, 0)
+    var held = 0
     for image in range(of.images):
         var i = (image * of.channels + channel) * of.pixels
         var end = i + of.pixels
-        while i + lanes <= end:
-            var piece_end = min(i + PIECE, end)
-            var some = Sums[A, wide](0, 0)
-            while i + wide <= piece_end:
-                some.add[kind](x, g, i, centre)
-                i += wide
-            var few = Sums[A, lanes](0, 0)
-            while i + lanes <= piece_end:
-                few.add[kind](x, g, i, centre)
-                i += lanes
-            all += some.total() + few.total()
         while i < end:
-            var one = Sums[A, 1](0, 0)
-            one.add[kind](x, g, i, centre)
-            all += one.total()
-            i += 1
-    return all
+            var piece_end = min(i + PIECE, end)
+            held += piece_end - i
+            while i + 4 * lanes <= piece_end:
+                wide.add[kind](x, g, i, centre)
+                i += 4 * lanes
+            while i + lanes <= piece_end:
+                plain.add[kind](x, g, i, centre)
+                i += lanes
+            while i + FEW <= piece_end:
+                few.add[kind](x, g, i, centre)
+                i += FEW
+            while i < piece_end:
+                one.add[kind](x, g, i, centre)
+                i += 1
+            if held >= PIECE:
+                all += wide.taken() + plain.taken() + few.taken() + one.taken()
+                held = 0
+    return all + wide.taken() + plain.taken() + few.taken() + one.taken()
 
 
 @no_inline
