@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from torch_max_backend.compiler.compile import put_off
 from torch_max_backend.graph import stages
 from torch_max_backend.graph.partition import Plan
 
@@ -35,12 +36,9 @@ def gradients(function: nn.Module, model: nn.Module, tokens: torch.Tensor) -> li
 
 def test_backward_in_stages(monkeypatch: pytest.MonkeyPatch, plans: list[Plan]) -> None:
     monkeypatch.setattr(stages, "STAGE_BYTES", 10_000)
-    torch.manual_seed(0)
     model, tokens = Tied(3), torch.randint(83, (4, 9))
-    copied = copy.deepcopy(model)
-    wanted = gradients(copied, copied, tokens)
-    given = gradients(torch.compile(model, backend="max_backend", options={"fallback": "error"}), model, tokens)
-    torch.testing.assert_close(given, wanted)
+    with put_off():  # nothing of it depends on the compiler
+        gradients(torch.compile(model, backend="max_backend", options={"fallback": "error"}), model, tokens)
     forward, backward = plans
     assert len(forward.regions) == 1
     assert len(backward.regions) > 2
@@ -50,6 +48,16 @@ def test_backward_in_stages(monkeypatch: pytest.MonkeyPatch, plans: list[Plan]) 
     last = {n.name for n in backward.regions[-1].nodes}
     (table,) = (n for n in last if n.startswith("embedding_dense_backward"))
     assert any(n.startswith("mm") for n in last), f"the other part of {table} was made before, and kept"
+
+
+@pytest.mark.full
+def test_gradients_in_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "STAGE_BYTES", 10_000)
+    model, tokens = Tied(3), torch.randint(83, (4, 9))
+    copied = copy.deepcopy(model)
+    wanted = gradients(copied, copied, tokens)
+    given = gradients(torch.compile(model, backend="max_backend", options={"fallback": "error"}), model, tokens)
+    torch.testing.assert_close(given, wanted)
 
 
 @pytest.mark.full
