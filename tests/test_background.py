@@ -163,14 +163,24 @@ def test_random_numbers_go_on_while_a_graph_is_traced(gate: Gate, tmp_path: Any)
     torch.manual_seed(0)
     traced_later(tmp_path, lambda x: x.cos().sin())(x)
     got = list[torch.Tensor]()
-    while not gate.reached.is_set() or len(got) % 1000:
+    while not gate.reached.is_set() and not wait_for_compiles(0.0):
         got.append(torch.rand(()))
         assert other(x).equal(x + 1)  # compiled functions can be called meanwhile
+    assert gate.reached.is_set(), "it was not traced"
     gate.open()
     assert wait_for_compiles(COMPILE_S)
     got.extend(torch.rand(()) for _ in range(1000))
     torch.manual_seed(0)
     torch.testing.assert_close(torch.stack(got), torch.rand(len(got)), rtol=0, atol=0)
+
+
+def test_a_torch_that_cannot_run_and_trace_at_once_traces_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    given = []
+    for is_of_a_thread in (True, False):
+        monkeypatch.setattr(background_module, "TRACING_IS_OF_A_THREAD", is_of_a_thread)
+        given.append(background_module.can_trace_later(gm, [torch.ones(3)]))
+    assert given == [True, False]
 
 
 @pytest.mark.full
