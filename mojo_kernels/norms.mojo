@@ -1,7 +1,8 @@
 """Layer norm and RMS norm of the rows of a matrix on a GPU, each row read once and written once.
 
-A row stays in the registers of the threads that share it between its statistics and its normalization. Rows that are too
-long for that, or do not start at multiples of 16 bytes, are read twice.
+A row stays in the registers of the threads that share it between its statistics and its normalization; the threads of a
+long row are in several blocks, where a GPU lets blocks exchange numbers. Rows that are too long for that, or do not start
+at multiples of 16 bytes, are read twice.
 """
 
 import extensibility
@@ -13,6 +14,7 @@ from std.memory import unsafe_stack_allocation
 from std.sys import align_of, size_of
 from std.utils.static_tuple import StaticTuple
 
+from .clusters import HAS_CLUSTERS, announce, cluster, joined, rank
 from .rows import Moments, Partial, Results, Row, Sum, Values, across
 
 comptime AT_ONCE = 4
@@ -81,6 +83,7 @@ def norm_in_registers[
     vectors: Int,
     lanes: Int,
     columns: Int,
+    blocks: Int,
     threads: Int,
 ](
     y: Results[Y],
@@ -93,13 +96,14 @@ def norm_in_registers[
     bias: Values[S],
     rows: Int32,
 ):
-    """`threads / lanes` rows a block; each thread keeps `vectors` times `width` elements of one."""
+    """`threads / lanes` rows a block, or a row in `blocks` of them; each thread keeps `vectors` times `width` elements."""
     comptime aligned = align_of[SIMD[T, width]]()
-    comptime Mine = Row[width, vectors, lanes, columns]
-    comptime size = Float32(columns)
-    var row = Int(block_idx.x) * (threads // lanes) + Int(thread_idx.x) // lanes
+    comptime Mine = Row[width, vectors, lanes, columns, blocks]
+    announce[blocks]()
+    var row = Int(block_idx.x) // blocks * (threads // lanes) + Int(thread_idx.x) // lanes
     var is_inside = row < Int(rows)
-    var first = Mine.first()
+    var first = Mine.first(rank[blocks]())
+    var size = Float32(Mine.share(rank[blocks]()))
     var start = min(row, Int(rows) - 1) * columns
     var held = unsafe_stack_allocation[vectors, SIMD[T, width]]()
     comptime if norm.is_added:
@@ -137,7 +141,11 @@ def norm_in_registers[
             var distance = held[unsafe_offset=i].cast[DType.float32]() - mean
             squares += distance * distance
     var square = across[Sum, lanes, threads](Partial(squares.reduce_add(), 0, 0, 0))[0]
-    var rstd = rsqrt(square / size + norm.epsilon)
+    comptime if blocks > 1:
+        var all = joined[Moments, blocks](Partial(mean, square, size, 0))
+        mean = all[0]
+        square = all[1]
+    var rstd = rsqrt(square / Float32(columns) + norm.epsilon)
     if not is_inside:
         return
     comptime for i in range(vectors):
@@ -274,6 +282,7 @@ def enqueue_norm[
     vectors: Int,
     lanes: Int,
     columns: Int,
+    blocks: Int,
 ](
     y: MutPointer[Scalar[Y], _],
     total: MutPointer[Scalar[T], _],
@@ -286,7 +295,10 @@ def enqueue_norm[
     rows: Int,
     ctx: DeviceContext,
 ) raises:
-    """Start one of the kernels; `vectors` is 0 if rows of that length do not fit into registers."""
+    """Start one of the kernels; `vectors` is 0 if rows of that length do not fit into registers.
+
+    Without clusters, rows for several `blocks` do not fit either.
+    """
     if rows == 0:
         return
     comptime bytes = 16
@@ -296,10 +308,12 @@ def enqueue_norm[
         are_aligned = (Int(y) | Int(total) | Int(x) | Int(addend)) % bytes == 0 and (
             Int(weight) | Int(bias)
         ) % min(of_parameters, bytes) == 0
-    comptime if vectors > 0:
+    comptime if vectors > 0 and (blocks == 1 or HAS_CLUSTERS):
         comptime threads = max(lanes, 128)
         if are_aligned:
-            ctx.enqueue_function[norm_in_registers[T, X, A, Y, W, S, M, norm, width, vectors, lanes, columns, threads]](
+            ctx.enqueue_function[
+                norm_in_registers[T, X, A, Y, W, S, M, norm, width, vectors, lanes, columns, blocks, threads]
+            ](
                 y,
                 total,
                 mean,
@@ -309,8 +323,9 @@ def enqueue_norm[
                 weight,
                 bias,
                 Int32(rows),
-                grid_dim=ceildiv(rows, threads // lanes),
+                grid_dim=ceildiv(rows, threads // lanes) * blocks,
                 block_dim=threads,
+                cluster_dim=cluster[blocks](),
             )
             return
     else:
@@ -327,13 +342,13 @@ def enqueue_norm[
 
 @extensibility.register("tmb_norm")
 struct RowNorm[
-    is_centred: Bool, is_scaled: Bool, is_shifted: Bool, is_rounded: Bool, epsilon: Int, width: Int, vectors: Int, lanes: Int, columns: Int
+    is_centred: Bool, is_scaled: Bool, is_shifted: Bool, is_rounded: Bool, epsilon: Int, width: Int, vectors: Int, lanes: Int, columns: Int, blocks: Int
 ]:
     """`(x - mean) * rstd * weight + bias` along the rows of `x` [rows, columns], with `mean` and `rstd` [rows].
 
     `weight` and `bias` [columns] may be anything where they are not used. `y` is rounded once more than `x`, if its dtype
     is a shorter one. `epsilon` is the bits of a float32; `width`,
-    `vectors` and `lanes` say how a row is spread over threads; `vectors` is 0 if a row does not fit into registers.
+    `vectors`, `lanes` and `blocks` say how a row is spread over threads; `vectors` is 0 if a row does not fit into registers.
     """
 
     @staticmethod
@@ -359,7 +374,19 @@ struct RowNorm[
             Float32(from_bits=UInt32(Self.epsilon)),
         )
         enqueue_norm[
-            X, X, X, y.dtype, weight.dtype, bias.dtype, mean.dtype, norm, Self.width, Self.vectors, Self.lanes, Self.columns
+            X,
+            X,
+            X,
+            y.dtype,
+            weight.dtype,
+            bias.dtype,
+            mean.dtype,
+            norm,
+            Self.width,
+            Self.vectors,
+            Self.lanes,
+            Self.columns,
+            Self.blocks,
         ](
             y.unsafe_ptr(),
             y.unsafe_ptr().unsafe_origin_cast[MutAnyOrigin]().unsafe_bitcast[Scalar[X]](),
@@ -376,7 +403,7 @@ struct RowNorm[
 
 @extensibility.register("tmb_add_norm")
 struct AddRowNorm[
-    is_centred: Bool, is_scaled: Bool, is_shifted: Bool, is_rounded: Bool, epsilon: Int, width: Int, vectors: Int, lanes: Int, columns: Int
+    is_centred: Bool, is_scaled: Bool, is_shifted: Bool, is_rounded: Bool, epsilon: Int, width: Int, vectors: Int, lanes: Int, columns: Int, blocks: Int
 ]:
     """`tmb_norm` of `x + addend`, a sum of any two float dtypes that is rounded to its own and is an output, too."""
 
@@ -416,6 +443,7 @@ struct AddRowNorm[
             Self.vectors,
             Self.lanes,
             Self.columns,
+            Self.blocks,
         ](
             y.unsafe_ptr(),
             total.unsafe_ptr(),

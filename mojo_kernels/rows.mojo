@@ -81,16 +81,32 @@ struct Exponentials(Reduction):
         return Partial(largest, a[1] * exp(a[0] - base) + b[1] * exp(b[0] - base), 0, 0)
 
 
-struct Row[width: Int, vectors: Int, lanes: Int, columns: Int]:
-    """A row of `columns` elements that `lanes` threads share, each with `vectors` times `width` elements."""
+struct Row[width: Int, vectors: Int, lanes: Int, columns: Int, blocks: Int = 1]:
+    """A row of `columns` elements that `lanes` threads share, each with `vectors` times `width` elements.
 
-    comptime step = Self.lanes * Self.width
+    Where there are several `blocks`, they are a cluster, and each of them has as many threads for the row.
+    """
+
+    comptime piece = Self.lanes * Self.width
+    """Elements that lie together and belong to one block."""
+    comptime step = Self.blocks * Self.piece
 
     @staticmethod
     @always_inline
-    def first() -> Int:
-        """Where this thread's first vector starts."""
-        return Int(thread_idx.x) % Self.lanes * Self.width
+    def first(rank: Int = 0) -> Int:
+        """Where this thread's first vector starts, in the `rank`th block."""
+        return rank * Self.piece + Int(thread_idx.x) % Self.lanes * Self.width
+
+    @staticmethod
+    @always_inline
+    def share(rank: Int = 0) -> Int:
+        """How many of the row's elements the `rank`th block has."""
+        comptime if Self.blocks == 1:
+            return Self.columns
+        var count = 0
+        comptime for i in range(Self.vectors):
+            count += max(0, min(Self.columns - i * Self.step - rank * Self.piece, Self.piece))
+        return count
 
     @staticmethod
     @always_inline

@@ -1,6 +1,7 @@
 """Softmax and log-softmax of the rows of a matrix on a GPU, each row read once and written once.
 
-NaN and infinities come out as torch has them. A row that is too long for registers is read twice.
+NaN and infinities come out as torch has them. The threads of a long row are in several blocks, where a GPU lets blocks
+exchange numbers. A row that is too long for registers is read twice.
 """
 
 import extensibility
@@ -12,6 +13,7 @@ from std.memory import unsafe_stack_allocation
 from std.sys import align_of, size_of
 from std.utils.static_tuple import StaticTuple
 
+from .clusters import HAS_CLUSTERS, announce, cluster, joined, rank
 from .rows import (
     Exponentials,
     Largest,
@@ -31,12 +33,13 @@ comptime AT_ONCE = 4
 
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
 def softmax_in_registers[
-    T: DType, R: DType, is_log: Bool, width: Int, vectors: Int, lanes: Int, columns: Int, threads: Int
+    T: DType, R: DType, is_log: Bool, width: Int, vectors: Int, lanes: Int, columns: Int, blocks: Int, threads: Int
 ](result: Results[R], x: Values[T], rows: Int32):
-    """`threads / lanes` rows a block; each thread keeps `vectors` times `width` elements of one."""
-    comptime Mine = Row[width, vectors, lanes, columns]
-    var row = Int(block_idx.x) * (threads // lanes) + Int(thread_idx.x) // lanes
-    var first = Mine.first()
+    """`threads / lanes` rows a block, or a row in `blocks` of them; each thread keeps `vectors` times `width` elements."""
+    comptime Mine = Row[width, vectors, lanes, columns, blocks]
+    announce[blocks]()
+    var row = Int(block_idx.x) // blocks * (threads // lanes) + Int(thread_idx.x) // lanes
+    var first = Mine.first(rank[blocks]())
     var start = min(row, Int(rows) - 1) * columns
     var held = unsafe_stack_allocation[vectors, SIMD[T, width]]()
     comptime for i in range(vectors):
@@ -48,16 +51,23 @@ def softmax_in_registers[
     comptime for i in range(1, vectors):
         most = max(most, held[unsafe_offset=i].cast[DType.float32]())
     var largest = across[Largest, lanes, threads](Partial(most.reduce_max(), 0, 0, 0))[0]
+    # A block may have none but -inf of a row that has other numbers, too.
+    var base = above_negative_infinity(largest) if blocks > 1 else largest
     var powers = unsafe_stack_allocation[vectors, SIMD[DType.float32, width]]()
     var sums = SIMD[DType.float32, width](0)
     comptime for i in range(vectors):
-        powers[unsafe_offset=i] = exp(held[unsafe_offset=i].cast[DType.float32]() - largest)
+        powers[unsafe_offset=i] = exp(held[unsafe_offset=i].cast[DType.float32]() - base)
         if Mine.has[i](first):
             sums += powers[unsafe_offset=i]
     var total = across[Sum, lanes, threads](Partial(sums.reduce_add(), 0, 0, 0))[0]
+    var factor = 1 / total
+    comptime if blocks > 1:
+        var all = joined[Exponentials, blocks](Partial(largest, total, 0, 0))
+        total = all[1]
+        factor = exp(largest - all[0]) / total
+        largest = all[0]
     if row >= Int(rows):
         return
-    var factor = 1 / total
     var shift = log(total)
     comptime for i in range(vectors):
         if Mine.has[i](first):
@@ -101,11 +111,11 @@ def softmax_in_passes[
 
 
 @extensibility.register("tmb_softmax")
-struct Softmax[is_log: Bool, width: Int, vectors: Int, lanes: Int, columns: Int]:
+struct Softmax[is_log: Bool, width: Int, vectors: Int, lanes: Int, columns: Int, blocks: Int]:
     """The softmax, or its logarithm, along the rows of `x` [rows, columns]; computed in float32.
 
-    `width`, `vectors` and `lanes` say how a row is spread over threads; `vectors` is 0 if a row does not fit into
-    registers.
+    `width`, `vectors`, `lanes` and `blocks` say how a row is spread over threads; `vectors` is 0 if a row does not fit
+    into registers.
     """
 
     @staticmethod
@@ -126,19 +136,20 @@ struct Softmax[is_log: Bool, width: Int, vectors: Int, lanes: Int, columns: Int]
                 Int(source) % (Self.width * size_of[T]()) == 0
                 and Int(destination) % min(Self.width * size_of[R](), 16) == 0
             )
-        comptime if Self.vectors > 0:
+        comptime if Self.vectors > 0 and (Self.blocks == 1 or HAS_CLUSTERS):
             if are_aligned:
                 comptime threads = max(Self.lanes, 128)
                 ctx.enqueue_function[
                     softmax_in_registers[
-                        T, R, Self.is_log, Self.width, Self.vectors, Self.lanes, Self.columns, threads
+                        T, R, Self.is_log, Self.width, Self.vectors, Self.lanes, Self.columns, Self.blocks, threads
                     ]
                 ](
                     destination,
                     source,
                     Int32(rows),
-                    grid_dim=ceildiv(rows, threads // Self.lanes),
+                    grid_dim=ceildiv(rows, threads // Self.lanes) * Self.blocks,
                     block_dim=threads,
+                    cluster_dim=cluster[Self.blocks](),
                 )
                 return
         else:

@@ -18,6 +18,8 @@ from std.utils.static_tuple import StaticTuple
 comptime THREADS = 256
 comptime LANES = 8
 """Threads that write 128 bytes of the result together."""
+comptime BAND = 8
+"""Tiles of the same columns that follow one another, so that what is written together lies together, too."""
 
 
 def bits_of(bytes: Int) -> DType:
@@ -61,10 +63,14 @@ def transpose_tile[
     var columns = Int(columns_)
     var tiles_across = ceildiv(columns, wide)
     var tiles_down = ceildiv(rows, tall)
-    var at = Int(block_idx.x)
-    var first_row = at // tiles_across % tiles_down * tall
-    var first_column = at % tiles_across * wide
-    var start = at // (tiles_across * tiles_down) * rows * columns
+    var tiles = tiles_across * tiles_down
+    var at = Int(block_idx.x) % tiles
+    var band = at // (BAND * tiles_across)
+    var height = min(BAND, tiles_down - band * BAND)
+    var within = at - band * BAND * tiles_across
+    var first_row = (band * BAND + within % height) * tall
+    var first_column = within // height * wide
+    var start = Int(block_idx.x) // tiles * rows * columns
     var source = x.unsafe_offset(start)
     var target = result.unsafe_offset(start)
     var thread = Int(thread_idx.x)

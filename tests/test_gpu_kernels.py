@@ -78,7 +78,13 @@ CASES = {
     "integer_convolution": ["plain_2d"],
     "matmul": ["odd_width_bf16"],
     "mode": ["modes_f32"],
-    "normalization": ["norms_of_rows", "statistics_of_columns", "layer_norm_gradients", "likelihoods_of_logits"],
+    "normalization": [
+        "norms_of_rows",
+        "norms_of_long_rows",
+        "statistics_of_columns",
+        "layer_norm_gradients",
+        "likelihoods_of_logits",
+    ],
     "pointwise": ["empty", "gcd", "integer_powers"],
     "polynomials": ["every"],
     "pooling": [
@@ -126,6 +132,11 @@ class Call:
         """What the compiler specialises the kernel on, apart from sizes."""
         kinds = [(t.dtype, len(t.shape)) for t in (*self.inputs, *self.outputs)]
         return self.name, self.parameters, tuple(kinds[:3])
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether several blocks share a row."""
+        return dict(self.parameters).get("blocks", 1) > 1
 
 
 @contextmanager
@@ -181,7 +192,7 @@ def _graph(calls: list[Call], module: Module) -> None:
 def test_every_kernel_compiles(
     api: str, architecture: str, every_form: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In one of the forms that it is called in, or in all of them."""
+    """In one of the forms that it is called in, and one whose rows have several blocks, or in all of them."""
     families = _families()
     cases = [c for family, names in CASES.items() for c in families[family] if c.name in names]
     assert len(cases) == sum(map(len, CASES.values())), "a case was renamed"
@@ -192,7 +203,7 @@ def test_every_kernel_compiles(
             lowering.build_graph(job.region, f"region_{i}", Module(), CodeSettings("high", "cuda"))
     assert {c.name for c in calls.values()} >= _kernels() - CPU_ONLY.keys() - AMD_ONLY.keys() - ATTENTION.keys()
     left_out = ATTENTION.keys() | (NVIDIA_ONLY if api != "cuda" else set())
-    chosen = list(calls.values()) if every_form else list({c.name: c for c in calls.values()}.values())
+    chosen = list(calls.values()) if every_form else list({(c.name, c.has_blocks): c for c in calls.values()}.values())
     _compile([c for c in chosen if c.name not in left_out], api, architecture)
 
 

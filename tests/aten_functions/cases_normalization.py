@@ -332,6 +332,7 @@ CASES = [
         why=ROUNDING,
     ),
     Case("norms_of_rows", norms_of_rows, (randn(5, 24), randn(5, 24), randn(24))),
+    Case("norms_of_long_rows", norms_of_rows, (randn(2, 20000), randn(2, 20000), randn(20000))),
     Case(
         "layer_norm_gradients",
         layer_norm_gradients,

@@ -1,7 +1,7 @@
 """Norms, likelihoods and transposes on a GPU, over sizes that take every path of their kernels, against float64.
 
-A row is kept by 32 to 1024 threads in 1 to 8 vectors each, or read twice; accesses are as wide as a row's length
-allows, and one element wide where a tensor starts between multiples of 16 bytes.
+A row is kept by 32 to 1024 threads in 1 to 8 vectors each, by those of up to 8 blocks, or read twice; accesses are as
+wide as a row's length allows, and one element wide where a tensor starts between multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ SPECIAL = [
     [INF, INF, -INF],
     [1e30, 1e30, 1e30],
 ]
+LONG = [16640, 20001, 40000, 65536, 131072, 262144, 300000]
 LENGTHS = [1, 5, 24, 256, 1000, 1026, 4096, 8191, 8192, 20000, 32768, 50257, 131072]
 
 
@@ -42,6 +43,11 @@ def unaligned(rows: int, columns: int, dtype: torch.dtype) -> Callable[[torch.Ge
         return memory[1 : 1 + rows * columns].view(rows, columns)
 
     return make
+
+
+def inputs_of_ones(columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight and a bias that change nothing but by one."""
+    return torch.ones(columns, dtype=dtype), torch.ones(columns, dtype=dtype)
 
 
 def layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
@@ -73,6 +79,20 @@ def test_norms_of_all_lengths(dtype: torch.dtype) -> None:
         function = NORMS[i % len(NORMS)]
         vectors = [randn(n, dtype=dtype), randn(n, dtype=dtype)]
         calls.append(Call(f"{function.__name__} {rows}x{n}", function, (randn(rows, n, dtype=dtype), *vectors)))
+    check_calls(calls)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_norms_of_long_rows(dtype: torch.dtype) -> None:
+    """Rows of several blocks, whose shares differ, and rows that do not fit into these; also far from zero."""
+    calls = []
+    for n in LONG:
+        for function in (layer_norm, rms_norm, norms_of_sums):
+            inputs = (randn(16, n, dtype=dtype), randn(n, dtype=dtype), randn(n, dtype=dtype))
+            calls.append(Call(f"{function.__name__} {n}", function, inputs))
+    far = lambda g: (torch.randn(16, 65536, generator=g) + 100).to(dtype)  # noqa: E731
+    calls.append(Call("far from 0", layer_norm, (far, randn(65536, dtype=dtype), randn(65536, dtype=dtype))))
+    calls.append(Call("unaligned", layer_norm, (unaligned(16, 65536, dtype), *inputs_of_ones(65536, dtype))))
     check_calls(calls)
 
 
@@ -140,6 +160,22 @@ def test_softmaxes(dtype: torch.dtype) -> None:
 def test_softmaxes_of_special_rows() -> None:
     x = torch.tensor(SPECIAL)
     check_calls([Call(f"{k}", softmaxes, (x.repeat(1, k),)) for k in (1, 40, 20000)])
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_softmaxes_of_long_rows(dtype: torch.dtype) -> None:
+    """Rows of several blocks: of random numbers, and ones in which some blocks have nothing but one value."""
+    calls = [Call(f"{n}", softmaxes, (randn(3, n, dtype=dtype, scale=3.0),)) for n in LONG]
+    for n in (20000, 131072):
+        x = torch.randn(6, n, generator=torch.Generator().manual_seed(n)).mul(2).to(dtype)
+        x[0, : n // 2] = -INF
+        x[1, 7:] = -INF
+        x[2] = -INF
+        x[3, -1] = NAN
+        x[4, n // 3] = INF
+        x[5, : n - 9] = -1000
+        calls.append(Call(f"special {n}", softmaxes, (x,)))
+    check_calls(calls)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
@@ -377,6 +413,8 @@ def test_transposes(dtype: torch.dtype) -> None:
         (2, 24, 1000),
         (1, 4096, 512),
         (9, 33, 31),
+        (2, 1504, 720),
+        (2, 1501, 300),
         (0, 16, 16),
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorValue, ops
@@ -20,6 +20,10 @@ _VECTOR, _KEPT, _MOST_KEPT = 16, 32, 128
 """Bytes of an access, and of a row that a thread keeps: as a rule, and where a row has 1024 threads."""
 _FEWEST, _MOST, _READ = 32, 1024, 64
 """Threads of a row; elements that each of them reads at least, where a row is only read."""
+_SHORT, _KEPT_OF_LONG = 2**14, 64
+_SHAPES_OF_LONG = ((512, 1), (1024, 1), (512, 4), (512, 8), (1024, 8))
+"""Bytes of a row up to which a thread keeps half as much; what it keeps of a longer one; and which threads and blocks
+such a row may have. They were chosen by measuring rows of powers of two (docs/gpu.md)."""
 _FEW_PIECES = 512
 """Up to so many pieces are added up by a quarter of the most threads. The number is chosen, and not measured."""
 _FEW_ROWS = 64
@@ -34,7 +38,7 @@ _LEAST_PIECE, _MOST_EACH, _THREADS, _COLUMNS_AT_ONCE = 64, 512, 2**16, 8
 
 @dataclass(frozen=True)
 class Spread:
-    """How a row is spread over ``lanes`` threads, each with ``vectors`` times ``width`` elements.
+    """How a row is spread over ``lanes`` threads of each of ``blocks``, each with ``vectors`` times ``width`` elements.
 
     ``vectors`` is 0 where a row is too long to be kept.
     """
@@ -42,6 +46,7 @@ class Spread:
     width: int
     vectors: int
     lanes: int
+    blocks: int = 1
 
 
 def spread(columns: int, dtype: DType) -> Spread:
@@ -56,6 +61,22 @@ def spread(columns: int, dtype: DType) -> Spread:
         lanes *= 2
     vectors = -(-units // lanes)
     return Spread(width, vectors if vectors * width * size <= _MOST_KEPT else 0, lanes)
+
+
+def spread_kept(columns: int, dtype: DType) -> Spread:
+    """The spread of a row that is kept from its reading to its writing, which takes several blocks if it is long.
+
+    Every block gets some of the row, and a block has all threads that its row has there.
+    """
+    how, size = spread(columns, dtype), dtype.size_in_bytes
+    if columns * size <= _SHORT:
+        return how
+    units = -(-columns // how.width)
+    for lanes, blocks in _SHAPES_OF_LONG:
+        vectors = -(-units // (lanes * blocks))
+        if vectors * how.width * size <= _KEPT_OF_LONG:
+            return Spread(how.width, vectors, lanes, blocks)
+    return how
 
 
 def serves(x: TensorValue) -> bool:
@@ -95,7 +116,7 @@ def row_norm(
     """
     columns, total = static(x.shape[1]), total or x.dtype
     assert columns is not None, "the kernel is chosen by the length of a row"
-    how = spread(columns, total)
+    how = spread_kept(columns, total)
     parameters = {
         "is_centred": is_centred,
         "is_scaled": weight is not None,
@@ -106,6 +127,7 @@ def row_norm(
         "vectors": how.vectors,
         "lanes": how.lanes,
         "columns": columns,
+        "blocks": how.blocks,
     }
     scale, shift = weight if weight is not None else x, bias if bias is not None else x
     rows, numbers = (out or total, x.shape), (DType.float32, x.shape[:1])
@@ -433,6 +455,6 @@ def row_softmax(x: TensorValue, out: DType, is_log: bool) -> TensorValue:
     """The softmax of the rows of ``x`` [rows, columns], or its logarithm, in dtype ``out``."""
     columns = static(x.shape[1])
     assert columns is not None, "the kernel is chosen by the length of a row"
-    how = spread(columns, x.dtype)
-    parameters = {"is_log": is_log, "width": how.width, "vectors": how.vectors, "lanes": how.lanes, "columns": columns}
+    how = spread_kept(columns, x.dtype)
+    parameters = {"is_log": is_log, **asdict(how), "columns": columns}
     return mojo_op("tmb_softmax", [x], [(out, x.shape)], parameters)[0]

@@ -309,7 +309,7 @@ def _attribute(gm: fx.GraphModule, path: str) -> Any:
 
 
 def _is_movement(node: fx.Node, region: Region) -> bool:
-    """Whether the value comes from an input by movement of data alone."""
+    """Whether the value comes from an input by movement of data alone; a conversion to another dtype is none."""
     inputs = {p.node for p in region.inputs}
     seen = set()
     stack = [node]
@@ -321,6 +321,11 @@ def _is_movement(node: fx.Node, region: Region) -> bool:
             continue
         seen.add(at)
         packet = getattr(at.target, "overloadpacket", at.target)
-        if getattr(packet, "__name__", "") in MOVEMENT:
-            stack += at.all_input_nodes
+        name = getattr(packet, "__name__", "")
+        if name in MOVEMENT:
+            stack += [n for n in at.all_input_nodes if name == "view" or _dtypes(n) & _dtypes(at)]
     return False
+
+
+def _dtypes(node: fx.Node) -> set[torch.dtype]:
+    return {t.dtype for t in tensors_of(value_of(node))}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -182,18 +184,29 @@ class RegionCall:
 
         Every output is looked at in the first call, and those that MAX might alias in each.
         """
-        chosen = self._may_alias if self._checked else range(len(results))
-        spans = [_span(t) for t in inputs] + [_span(r) for r in results]
-        first = len(inputs)
-        for k in chosen:
-            low, high = spans[first + k]
-            others = (s for i, s in enumerate(spans) if i != first + k)
-            if low < high and any(low < b and a < high for a, b in others):
-                results[k] = results[k].clone()
-                spans[first + k] = (0, 0)
-                if k not in self._may_alias:  # found in the first call: so it will be in every one
-                    self._may_alias = [*self._may_alias, k]
+        found = overlapping(results, inputs, self._may_alias if self._checked else range(len(results)))
+        for k in found:
+            results[k] = results[k].clone()
+        self._may_alias = sorted({*self._may_alias, *found})  # found in the first call: so it will be in every one
         self._checked = True
+
+
+def overlapping(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], chosen: Iterable[int]) -> list[int]:
+    """Which of the ``chosen`` results must be copied, so that none shares memory with an input or another result."""
+    looked_at = sorted((*_span(results[k]), k) for k in chosen)
+    numbers = {k for _, _, k in looked_at}
+    others = sorted([*map(_span, inputs), *(_span(r) for k, r in enumerate(results) if k not in numbers)])
+    others = [(low, high) for low, high in others if low < high]
+    lows = [low for low, _ in others]
+    reach = list(itertools.accumulate((high for _, high in others), max))  # where the first of them end at the latest
+    found, end = [], 0
+    for low, high, k in looked_at:
+        before = bisect.bisect_left(lows, high)
+        if low < high and (low < end or (before and low < reach[before - 1])):
+            found.append(k)
+        else:
+            end = max(end, high)
+    return found
 
 
 def execution_error(error: Exception) -> ExecutionError:

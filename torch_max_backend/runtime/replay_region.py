@@ -8,7 +8,7 @@ import torch
 from max.driver import Buffer
 
 from torch_max_backend.runtime.exchange import end_capture, to_tensor
-from torch_max_backend.runtime.region_call import ALIGNMENT, Model, RegionCall, RegionSpec, execution_error
+from torch_max_backend.runtime.region_call import ALIGNMENT, Model, RegionCall, RegionSpec, execution_error, overlapping
 
 
 def refusal(spec: RegionSpec) -> str:
@@ -44,6 +44,7 @@ class ReplayRegion(RegionCall):
         self._buffers: list[Buffer] = []
         self._results: list[torch.Tensor] = []
         self._kept: list[torch.Tensor] = []
+        self._shared: list[int] | None = None
         self._host: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())
 
     def __call__(
@@ -118,8 +119,10 @@ class ReplayRegion(RegionCall):
             if own is not None and k in self._mutable:
                 tensor.copy_(own)
         results = list(self._results)
-        if self._may_alias or not self._checked:
-            self._separate(results, [*static, *self._kept])
+        if self._shared is None:  # these lie where they do in every playback
+            self._shared = overlapping(results, [*static, *self._kept], range(len(results)))
+        for k in self._shared:
+            results[k] = results[k].clone()
         return results
 
     def release(self) -> None:

@@ -1,0 +1,98 @@
+"""Results of a region have memory of their own: which are looked at in every call, and which are copied."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from max.driver import Buffer
+
+from torch_max_backend.compiler.compile import put_off
+from torch_max_backend.graph.partition import Plan
+from torch_max_backend.runtime.exchange import to_buffer, to_tensor
+from torch_max_backend.runtime.executable import region_spec
+from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec, overlapping
+
+
+class Lending(Model):
+    """A model whose results are what a function makes of its inputs, in whatever memory."""
+
+    def __init__(self, function: Callable[..., list[torch.Tensor]]) -> None:
+        self.function = function
+
+    def _execute_device_tensors(self, buffers: list[Buffer]) -> list[Buffer]:
+        return [to_buffer(t) for t in self.function(*map(to_tensor, buffers))]
+
+
+def share_memory(results: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
+    """Whether any result shares a byte with an input, or with another result."""
+
+    def span(tensor: torch.Tensor) -> set[int]:
+        return set(range(tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()))
+
+    taken = set().union(*map(span, inputs)) if inputs else set()
+    for result in results:
+        if span(result) & taken:
+            return True
+        taken |= span(result)
+    return False
+
+
+def test_what_overlaps_is_found() -> None:
+    memory, draw = torch.zeros(60, dtype=torch.uint8), random.Random(0)
+
+    def piece() -> torch.Tensor:
+        start = draw.randrange(55)
+        return memory[start : start + draw.choice([0, 1, 2, 5])]
+
+    counts = set()
+    for _ in range(300):
+        inputs, results = [piece() for _ in range(draw.randrange(4))], [piece() for _ in range(draw.randrange(1, 6))]
+        found = overlapping(results, inputs, range(len(results)))
+        counts.add(len(found))
+        left = [r for k, r in enumerate(results) if k not in found]
+        assert not share_memory(left, inputs)
+        for k in found:  # nothing is copied for no reason
+            assert share_memory([*results[:k], *results[k + 1 :], results[k]], inputs)
+    assert len(counts) > 3
+
+
+def test_only_what_is_chosen_is_copied() -> None:
+    x = torch.zeros(8)
+    results = [x[:4], x[4:], torch.zeros(3)]
+    assert overlapping(results, [x], [1, 2]) == [1]
+    assert overlapping(results, [], [0]) == []
+    assert overlapping([x[:4], x[2:]], [], [0]) == [0]
+
+
+def test_a_result_in_an_inputs_memory_is_copied_in_every_call() -> None:
+    spec = RegionSpec((None, None), frozenset({0}), frozenset(), (), 0, ())
+    call = RegionCall(spec, Lending(lambda w, x: [x.view(-1), w[:2], x + 1]))
+    w = torch.arange(4.0)
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        wanted = [x.flatten().clone(), w[:2].clone(), x + 1]
+        results = call((w,), (x,))
+        torch.testing.assert_close(results, wanted)
+        for result in results:
+            result.add_(1)
+        torch.testing.assert_close([x.view(-1), w[:2]], wanted[:2])
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: (x.t().contiguous(), x * 2), (0,)),
+        (lambda x: (x.bfloat16(), x.bfloat16().float()), ()),
+        (lambda x: (x.reshape(-1, 2).clone(), x.view(torch.int32).clone()), (0, 1)),
+    ],
+)
+def test_results_that_only_move_an_inputs_data_are_looked_at(
+    function: Callable[..., object], expected: tuple[int, ...], plans: list[Plan]
+) -> None:
+    with put_off(), torch.no_grad():
+        torch.compile(function, backend="max_backend", options={"fallback": "error"})(torch.randn(6, 4))
+    ((region,),) = (plan.regions for plan in plans)
+    assert region_spec(region, frozenset()).may_alias == expected
