@@ -7,6 +7,9 @@ from max.gpu.host import DeviceContext
 
 from .gemm import FEW_TASK, TASKS
 
+comptime AT_ONCE = 8
+"""Filters of one tap that are rearranged together: their weights lie side by side."""
+
 
 @fieldwise_init
 struct Taps(Deinitable, ImplicitlyCopyable):
@@ -38,45 +41,77 @@ struct Phases[T: DType, of_result: Origin[mut=True], of_filters: Origin, //](Dei
     var features: Int
     """Of a group, without the phases."""
 
+    def places(self) -> List[Int]:
+        """Where the taps of each phase, one phase behind the other, are in a filter; -1 for one that is not."""
+        var found = List[Int]()
+        for phase in range(self.d.stride * self.h.stride * self.w.stride):
+            for tap_d in range(self.d.count):
+                var at_d = self.d.source(phase // (self.w.stride * self.h.stride), tap_d)
+                for tap_h in range(self.h.count):
+                    var at_h = self.h.source(phase // self.w.stride % self.h.stride, tap_h)
+                    for tap_w in range(self.w.count):
+                        var at_w = self.w.source(phase % self.w.stride, tap_w)
+                        var inside = at_d < self.d.taps and at_h < self.h.taps and at_w < self.w.taps
+                        found.append((at_d * self.h.taps + at_h) * self.w.taps + at_w if inside else -1)
+        return found^
+
     @no_inline
-    def fill(self, feature: Int):
-        """All phases of a filter; those of all groups are counted one after the other."""
+    def fill(self, feature: Int, places: ImmPointer[Int, _], count: Int):
+        """All phases of a filter, which have `count` taps together; those of all groups are counted one after the other."""
         var phases = self.d.stride * self.h.stride * self.w.stride
-        var size = self.d.count * self.h.count * self.w.count
-        var group = feature // self.features
-        var to = self.result.unsafe_offset(feature * phases * self.channels * size)
+        var size = count // phases
+        var taps = self.d.taps * self.h.taps * self.w.taps
+        var first = feature // self.features * self.channels * self.features + feature % self.features
+        var to = self.result.unsafe_offset(feature * count * self.channels)
         for phase in range(phases):
-            var phase_w = phase % self.w.stride
-            var phase_h = phase // self.w.stride % self.h.stride
-            var phase_d = phase // (self.w.stride * self.h.stride)
             for channel in range(self.channels):
-                var filter = (group * self.channels + channel) * self.features + feature % self.features
-                var source = self.filters.unsafe_offset(filter * self.d.taps * self.h.taps * self.w.taps)
-                for tap_d in range(self.d.count):
-                    var at_d = self.d.source(phase_d, tap_d)
-                    for tap_h in range(self.h.count):
-                        var at_h = self.h.source(phase_h, tap_h)
-                        var row = (at_d * self.h.taps + at_h) * self.w.taps
-                        var inside = at_d < self.d.taps and at_h < self.h.taps
-                        for tap_w in range(self.w.count):
-                            var at_w = self.w.source(phase_w, tap_w)
-                            var value = Scalar[Self.T](0)
-                            if inside and at_w < self.w.taps:
-                                value = source[unsafe_offset=row + at_w]
-                            to[unsafe_offset=0] = value
-                            to = to.unsafe_offset(1)
+                var source = self.filters.unsafe_offset((first + channel * self.features) * taps)
+                for tap in range(size):
+                    var at = places[unsafe_offset=phase * size + tap]
+                    to[unsafe_offset=tap] = source[unsafe_offset=at] if at >= 0 else Scalar[Self.T](0)
+                to = to.unsafe_offset(size)
+
+    @no_inline
+    def turn(self, first: Int, last: Int):
+        """Filters [first, last) of one tap, which have one phase: some columns of a matrix for each group, as rows."""
+        var feature = first
+        while feature < last:
+            var group = feature // self.features
+            var left = min(last, (group + 1) * self.features) - feature
+            var source = self.filters.unsafe_offset((group * self.channels - group) * self.features + feature)
+            var to = self.result.unsafe_offset(feature * self.channels)
+            if left >= AT_ONCE:
+                for channel in range(self.channels):
+                    var values = source.unsafe_load[width=AT_ONCE](channel * self.features)
+                    comptime for i in range(AT_ONCE):
+                        to[unsafe_offset=i * self.channels + channel] = values[i]
+                feature += AT_ONCE
+            else:
+                for channel in range(self.channels):
+                    to[unsafe_offset=channel] = source[unsafe_offset=channel * self.features]
+                feature += 1
 
     def fill_all(self, count: Int):
         """`count` filters, in tasks."""
         var job = self
-        var work = self.channels * self.d.taps * self.h.taps * self.w.taps
+        var places = self.places()
+        var taps = len(places)
+        var table = places.unsafe_ptr().as_imm()
+        var is_turned = taps == 1 and self.d.taps * self.h.taps * self.w.taps == 1
+        var work = self.channels * taps
         var tasks = min(max(count * work // (FEW_TASK // 4), 1), min(TASKS, count))
 
-        def some(task: Int) {var job, var count, var tasks}:
-            for feature in range(count * task // tasks, count * (task + 1) // tasks):
-                job.fill(feature)
+        def some(task: Int) {var job, var count, var tasks, var table, var taps, var is_turned}:
+            var first = count * task // tasks
+            var last = count * (task + 1) // tasks
+            if is_turned:
+                job.turn(first, last)
+            else:
+                for feature in range(first, last):
+                    job.fill(feature, table, taps)
 
         sync_parallelize(some, tasks)
+        _ = places^
 
 
 @extensibility.register("tmb_phase_filters")

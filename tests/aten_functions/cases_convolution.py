@@ -169,6 +169,8 @@ CASES = [
     gradients((2, 4, 11, 13), (9, 4, 3, 3), padding=2, dilation=2, stride=2, name="dilated"),
     gradients((2, 4, 11, 13), (6, 4, 1, 1), stride=2, name="pointwise"),
     gradients((2, 6, 11, 13), (18, 3, 3, 3), padding=1, groups=2, name="grouped"),
+    gradients((2, 38, 5, 6), (23, 38, 1, 1), name="pointwise_wide"),
+    gradients((2, 38, 5, 6), (10, 19, 1, 1), groups=2, name="pointwise_grouped"),
     gradients((2, 6, 11, 13), (6, 1, 3, 3), padding=1, stride=2, groups=6, name="depthwise"),
     gradients((3, 40, 9, 7), (40, 1, 5, 5), padding=2, groups=40, name="depthwise_small"),
     gradients(
