@@ -45,11 +45,6 @@ def unaligned(rows: int, columns: int, dtype: torch.dtype) -> Callable[[torch.Ge
     return make
 
 
-def inputs_of_ones(columns: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight and a bias that change nothing but by one."""
-    return torch.ones(columns, dtype=dtype), torch.ones(columns, dtype=dtype)
-
-
 def layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
     return torch.ops.aten.native_layer_norm(x, w.shape, w, b, 1e-5)
 
@@ -90,9 +85,13 @@ def test_norms_of_long_rows(dtype: torch.dtype) -> None:
         for function in (layer_norm, rms_norm, norms_of_sums):
             inputs = (randn(16, n, dtype=dtype), randn(n, dtype=dtype), randn(n, dtype=dtype))
             calls.append(Call(f"{function.__name__} {n}", function, inputs))
-    far = lambda g: (torch.randn(16, 65536, generator=g) + 100).to(dtype)  # noqa: E731
-    calls.append(Call("far from 0", layer_norm, (far, randn(65536, dtype=dtype), randn(65536, dtype=dtype))))
-    calls.append(Call("unaligned", layer_norm, (unaligned(16, 65536, dtype), *inputs_of_ones(65536, dtype))))
+    vectors = (randn(65536, dtype=dtype), randn(65536, dtype=dtype))
+
+    def far(generator: torch.Generator) -> torch.Tensor:
+        return (torch.randn(16, 65536, generator=generator) + 100).to(dtype)
+
+    calls.append(Call("far from 0", layer_norm, (far, *vectors)))
+    calls.append(Call("unaligned", layer_norm, (unaligned(16, 65536, dtype), *vectors)))
     check_calls(calls)
 
 
