@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen classes and their gradients, from rows of logits that are read once, on a GPU."""
+"""Negative log-likelihoods of chosen classes and their gradients, from rows of logits that are read once, on a GPU."""
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
@@ -6,91 +6,96 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from std.math import ceildiv, exp, log
 from std.memory import unsafe_stack_allocation
+from std.os import abort
 from std.sys import align_of
 from std.utils.static_tuple import StaticTuple
 
 from .rows import AT_ONCE, Exponentials, Results, Values, across, exponentials
 
+
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
-def choose_log_probability[
+def losses_of_rows[
     T: DType, R: DType, width: Int, lanes: Int, threads: Int
 ](
-    result: MutPointer[Scalar[R], MutAnyOrigin],
-    largest: MutPointer[Scalar[R], MutAnyOrigin],
-    logarithm: MutPointer[Scalar[R], MutAnyOrigin],
-    x: ImmPointer[Scalar[T], ImmutAnyOrigin],
-    chosen: ImmPointer[Int64, ImmutAnyOrigin],
+    loss: Results[R],
+    largest: Results[DType.float32],
+    logarithm: Results[DType.float32],
+    x: Values[T],
+    chosen: Values[DType.int64],
     rows: Int32,
     columns_: Int32,
+    ignored: Int64,
 ):
-    """`x[row, chosen[row]] - log(sum(exp(x[row])))` for `threads / lanes` rows a block, a vector of `width` at a time."""
+    """`log(sum(exp(x[row]))) - x[row, chosen[row]]` for `threads / lanes` rows a block, a vector of `width` at a time."""
     var columns = Int(columns_)
     var row = Int(block_idx.x) * (threads // lanes) + Int(thread_idx.x) // lanes
     var is_inside = row < Int(rows)
+    var is_first = is_inside and Int(thread_idx.x) % lanes == 0
     var start = min(row, Int(rows) - 1) * columns
+    var place, logit = ignored, Float32(0)
+    if is_first:  # it is on its way while the row is read
+        place = chosen[unsafe_offset=row]
+        if place != ignored:
+            if place < 0 or place >= Int64(columns):
+                abort()
+            logit = x[unsafe_offset=start + Int(place)].cast[DType.float32]()
     var mine = exponentials[T, width, lanes](x.unsafe_offset(start), Int(thread_idx.x) % lanes * width, columns)
     var all = across[Exponentials, lanes, threads](mine)
-    if is_inside and Int(thread_idx.x) % lanes == 0:
-        var place = Int(chosen[unsafe_offset=row])
-        var logit = Float32(0)
-        if place >= 0 and place < columns:
-            logit = x[unsafe_offset=start + place].cast[DType.float32]()
-        result[unsafe_offset=row] = (logit - all[0] - log(all[1])).cast[R]()
-        largest[unsafe_offset=row] = all[0].cast[R]()
-        logarithm[unsafe_offset=row] = log(all[1]).cast[R]()
+    if is_first:
+        var of_sum = log(all[1])
+        loss[unsafe_offset=row] = (Float32(0) if place == ignored else -(logit - all[0] - of_sum)).cast[R]()
+        largest[unsafe_offset=row] = all[0]
+        logarithm[unsafe_offset=row] = of_sum
 
 
-@extensibility.register("tmb_chosen_log_probability")
-struct ChosenLogProbability[width: Int, lanes: Int]:
-    """`log_softmax(x)[row, chosen[row]]` for each row of `x` [rows, classes], on a GPU.
+@extensibility.register("tmb_losses")
+struct Losses[width: Int, lanes: Int]:
+    """`-log_softmax(x)[row, chosen[row]]` for each row of `x` [rows, classes], on a GPU; 0 where the class is `ignored`.
 
-    With it come the row's maximum, and the logarithm of the sum of the exponentials of what is less it.
+    With it come the row's maximum, and the logarithm of the sum of the exponentials of what is less it. Any other class
+    that there is not ends the program on the device, as torch's kernel does by an assertion.
     """
 
     @staticmethod
     def execute[
         target: StaticString
     ](
-        result: OutputTensor[rank=1, ...],
-        largest: OutputTensor[dtype=result.dtype, rank=1, ...],
-        logarithm: OutputTensor[dtype=result.dtype, rank=1, ...],
+        loss: OutputTensor[rank=1, ...],
+        largest: OutputTensor[dtype=DType.float32, rank=1, ...],
+        logarithm: OutputTensor[dtype=DType.float32, rank=1, ...],
         x: InputTensor[rank=2, ...],
         chosen: InputTensor[dtype=DType.int64, rank=1, ...],
+        ignored: Int64,
         ctx: DeviceContext,
     ) raises:
-        comptime assert target != "cpu", "tmb_chosen_log_probability runs on GPUs"
+        comptime assert target != "cpu", "tmb_losses runs on GPUs"
         comptime T = x.dtype
-        var rows = x.dim_size(0)
-        var columns = x.dim_size(1)
+        var rows, columns = x.dim_size(0), x.dim_size(1)
         if rows == 0:
             return
         comptime threads = max(Self.lanes, 128)
         var are_aligned = columns % Self.width == 0 and Int(x.unsafe_ptr()) % align_of[SIMD[T, Self.width]]() == 0
-        if are_aligned:
-            ctx.enqueue_function[choose_log_probability[T, result.dtype, Self.width, Self.lanes, threads]](
-                result.unsafe_ptr(),
+
+        @__parameter
+        def enqueue[width: Int]() raises:
+            ctx.enqueue_function[losses_of_rows[T, loss.dtype, width, Self.lanes, threads]](
+                loss.unsafe_ptr(),
                 largest.unsafe_ptr(),
                 logarithm.unsafe_ptr(),
                 x.unsafe_ptr().as_imm(),
                 chosen.unsafe_ptr().as_imm(),
                 Int32(rows),
                 Int32(columns),
+                ignored,
                 grid_dim=ceildiv(rows, threads // Self.lanes),
                 block_dim=threads,
             )
+
+        if are_aligned:
+            enqueue[Self.width]()
         else:
             comptime if Self.width > 1:
-                ctx.enqueue_function[choose_log_probability[T, result.dtype, 1, Self.lanes, threads]](
-                    result.unsafe_ptr(),
-                    largest.unsafe_ptr(),
-                    logarithm.unsafe_ptr(),
-                    x.unsafe_ptr().as_imm(),
-                    chosen.unsafe_ptr().as_imm(),
-                    Int32(rows),
-                    Int32(columns),
-                    grid_dim=ceildiv(rows, threads // Self.lanes),
-                    block_dim=threads,
-                )
+                enqueue[1]()
 
 
 comptime READ_SINGLY = 8

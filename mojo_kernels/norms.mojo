@@ -1,24 +1,27 @@
 """Layer norm and RMS norm of the rows of a matrix on a GPU, each row read once and written once.
 
-A row stays in the registers of the threads that share it between its statistics and its normalization; the threads of a
-long row are in several blocks, where a GPU lets blocks exchange numbers. Rows that are too long for that, or do not start
-at multiples of 16 bytes, are read twice.
+The threads that share a row keep it between its statistics and its normalization; those of a long row are in several
+blocks, where a GPU lets blocks exchange numbers. Rows that are too long for that, or do not start at multiples of 16 bytes,
+are read twice.
 """
 
 import extensibility
 from extensibility import InputTensor, OutputTensor
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.host import DeviceContext
+from max.gpu.sync import syncwarp
 from std.math import ceildiv, rsqrt
 from std.memory import unsafe_stack_allocation
 from std.sys import align_of, size_of
 from std.utils.static_tuple import StaticTuple
 
-from .clusters import HAS_CLUSTERS, announce, cluster, joined, rank
-from .rows import Moments, Partial, Results, Row, Sum, Values, across
+from .clusters import HAS_CLUSTERS, announce, cluster, gathered, rank
+from .rows import Kept, Moments, Partial, Results, Row, Sum, Values, across
 
 comptime AT_ONCE = 4
 """Vectors that a thread reads before it needs the first of them, where a row is read twice."""
+comptime PAIRS_AT_ONCE = 2
+"""Vectors of two matrices that it reads before it needs the first of them, where a row is kept."""
 
 
 @fieldwise_init
@@ -69,8 +72,11 @@ def added[T: DType](x: SIMD[_, _], addend: SIMD[_, x.length]) -> SIMD[T, x.lengt
     return (x.cast[DType.float32]() + addend.cast[DType.float32]()).cast[T]()
 
 
-@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
-def norm_in_registers[
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)),
+    `nvvm.minctasm`=SIMDLength(Kept[T, width, vectors, threads, blocks].resident(norm.is_added)),
+)
+def norm_of_kept_rows[
     T: DType,
     X: DType,
     A: DType,
@@ -105,21 +111,25 @@ def norm_in_registers[
     var first = Mine.first(rank[blocks]())
     var size = Float32(Mine.share(rank[blocks]()))
     var start = min(row, Int(rows) - 1) * columns
-    var held = unsafe_stack_allocation[vectors, SIMD[T, width]]()
+    var held = Kept[T, width, vectors, threads, blocks]()
     comptime if norm.is_added:
         var mine = unsafe_stack_allocation[vectors, SIMD[X, width]]()
         var others = unsafe_stack_allocation[vectors, SIMD[A, width]]()
-        comptime for i in range(vectors):
-            mine[unsafe_offset=i] = part[X, width, True](x, start + Mine.place[i](first))
-        comptime for i in range(vectors):
-            others[unsafe_offset=i] = part[A, width, True](addend, start + Mine.place[i](first))
-        comptime for i in range(vectors):
-            held[unsafe_offset=i] = added[T](mine[unsafe_offset=i], others[unsafe_offset=i])
-            if is_inside and Mine.has[i](first):
-                total.unsafe_store[alignment=aligned](start + Mine.place[i](first), held[unsafe_offset=i])
+        comptime for group in range(0, vectors, PAIRS_AT_ONCE):
+            comptime end = min(group + PAIRS_AT_ONCE, vectors)
+            comptime for i in range(group, end):
+                mine[unsafe_offset=i] = part[X, width, True](x, start + Mine.place[i](first))
+            comptime for i in range(group, end):
+                others[unsafe_offset=i] = part[A, width, True](addend, start + Mine.place[i](first))
+            comptime for i in range(group, end):
+                held.put[i](added[T](mine[unsafe_offset=i], others[unsafe_offset=i]))
+                if is_inside and Mine.has[i](first):
+                    total.unsafe_store[alignment=aligned](start + Mine.place[i](first), held.get[i]())
+            comptime if end < vectors:
+                syncwarp()
     else:
         comptime for i in range(vectors):
-            held[unsafe_offset=i] = part[X, width, True](x, start + Mine.place[i](first)).cast[T]()
+            held.put[i](part[X, width, True](x, start + Mine.place[i](first)).cast[T]())
     # Weights that fit into registers are on their way while threads wait for each other.
     comptime is_early = vectors <= 2
     var scales = unsafe_stack_allocation[vectors, SIMD[W, width]]()
@@ -133,22 +143,32 @@ def norm_in_registers[
         var sums = SIMD[DType.float32, width](0)
         comptime for i in range(vectors):
             if Mine.has[i](first):
-                sums += held[unsafe_offset=i].cast[DType.float32]()
+                sums += held.get[i]().cast[DType.float32]()
         mean = across[Sum, lanes, threads](Partial(sums.reduce_add(), 0, 0, 0))[0] / size
     var squares = SIMD[DType.float32, width](0)
     comptime for i in range(vectors):
         if Mine.has[i](first):
-            var distance = held[unsafe_offset=i].cast[DType.float32]() - mean
+            var distance = held.get[i]().cast[DType.float32]() - mean
             squares += distance * distance
     var square = across[Sum, lanes, threads](Partial(squares.reduce_add(), 0, 0, 0))[0]
     comptime if blocks > 1:
-        var all = joined[Moments, blocks](Partial(mean, square, size, 0))
-        mean = all[0]
-        square = all[1]
+        comptime used = 2 if norm.is_centred else 1
+        var all = gathered[used, blocks](Partial(square, mean, 0, 0))
+        comptime if norm.is_centred:
+            var total = Float32(0)
+            comptime for block in range(blocks):
+                total += all[block][1] * Float32(Mine.share(block))
+            mean = total / Float32(columns)
+        square = 0
+        comptime for block in range(blocks):
+            var away = all[block][1] - mean
+            square += all[block][0] + away * away * Float32(Mine.share(block))
     var rstd = rsqrt(square / Float32(columns) + norm.epsilon)
     if not is_inside:
         return
     comptime for i in range(vectors):
+        comptime if not is_early:
+            syncwarp()  # or these weights are read before the last vector is written, for which registers are missing
         if Mine.has[i](first):
             var column = Mine.place[i](first)
             comptime if not is_early:
@@ -157,7 +177,7 @@ def norm_in_registers[
             y.unsafe_store[alignment = align_of[SIMD[Y, width]]()](
                 start + column,
                 normalized[T, Y, W, S, width, norm](
-                    held[unsafe_offset=i], mean, rstd, scales[unsafe_offset=i], shifts[unsafe_offset=i]
+                    held.get[i](), mean, rstd, scales[unsafe_offset=i], shifts[unsafe_offset=i]
                 ),
             )
     if first == 0:
@@ -312,7 +332,7 @@ def enqueue_norm[
         comptime threads = max(lanes, 128)
         if are_aligned:
             ctx.enqueue_function[
-                norm_in_registers[T, X, A, Y, W, S, M, norm, width, vectors, lanes, columns, blocks, threads]
+                norm_of_kept_rows[T, X, A, Y, W, S, M, norm, width, vectors, lanes, columns, blocks, threads]
             ](
                 y,
                 total,

@@ -18,7 +18,7 @@ from std.utils.numerics import isnan, min_or_neg_inf
 struct MaxPool[
     kd: Int, kh: Int, kw: Int, sd: Int, sh: Int, sw: Int, pd: Int, ph: Int, pw: Int, dd: Int, dh: Int, dw: Int
 ]:
-    """The largest element of every window, and its flat index within the plane.
+    """The largest element of every window, and its flat index within the plane, in any integer dtype that has it.
 
     As in torch, of equal elements the first one wins, and the last NaN wins over everything.
     """
@@ -28,7 +28,7 @@ struct MaxPool[
         target: StaticString
     ](
         values: OutputTensor[rank=4, ...],
-        indices: OutputTensor[dtype=DType.int64, rank=4, ...],
+        indices: OutputTensor[rank=4, ...],
         image: InputTensor[dtype=values.dtype, rank=4, ...],
         ctx: DeviceContext,
     ) raises:
@@ -38,7 +38,7 @@ struct MaxPool[
 
         def element[
             lanes: Int
-        ](at: Coord[...]) {var image, var values, var depth, var height, var width} -> SIMD[DType.int64, lanes]:
+        ](at: Coord[...]) {var image, var values, var depth, var height, var width} -> SIMD[indices.dtype, lanes]:
             var plane = Int(at[0].value())
             var d0 = Int(at[1].value()) * Self.sd - Self.pd
             var h0 = Int(at[2].value()) * Self.sh - Self.ph
@@ -62,7 +62,7 @@ struct MaxPool[
                             best = x
                             place = (d * height + h) * width + w
             values[plane, Int(at[1].value()), Int(at[2].value()), Int(at[3].value())] = best
-            return SIMD[DType.int64, lanes](place)
+            return SIMD[indices.dtype, lanes](place)
 
         foreach[target=target, simd_width=1](element, indices, ctx)
 
@@ -133,7 +133,7 @@ struct MaxPoolLastWithPlaces[
         target: StaticString
     ](
         values: OutputTensor[rank=5, ...],
-        indices: OutputTensor[dtype=DType.int64, rank=5, ...],
+        indices: OutputTensor[rank=5, ...],
         image: InputTensor[dtype=values.dtype, rank=5, ...],
         ctx: DeviceContext,
     ) raises:
@@ -159,7 +159,7 @@ struct MaxPoolLastWithPlaces[
             var out_depth,
             var out_height,
             var out_width,
-        } -> SIMD[DType.int64, lanes]:
+        } -> SIMD[indices.dtype, lanes]:
             var od = Int(at[1].value())
             var oh = Int(at[2].value())
             var ow = Int(at[3].value())
@@ -189,7 +189,7 @@ struct MaxPoolLastWithPlaces[
                         places = wins.select(SIMD[DType.int32, lanes]((d * height + h) * width + w), places)
             var place = ((image * out_depth + od) * out_height + oh) * out_width + ow
             largest.unsafe_store(place * channels + channel, best)
-            return places.cast[DType.int64]()
+            return places.cast[indices.dtype]()
 
         foreach[target=target, simd_width=Self.together](element, indices, ctx)
 
@@ -206,7 +206,7 @@ struct MaxPoolBackward[
     ](
         result: OutputTensor[rank=4, ...],
         grad: InputTensor[dtype=result.dtype, rank=4, ...],
-        indices: InputTensor[dtype=DType.int64, rank=4, ...],
+        indices: InputTensor[rank=4, ...],
         ctx: DeviceContext,
     ) raises:
         var height = result.dim_size(2)
@@ -225,7 +225,7 @@ struct MaxPoolBackward[
             var d = Int(at[1].value())
             var h = Int(at[2].value())
             var w = Int(at[3].value())
-            var place = Int64((d * height + h) * width + w)
+            var place = Scalar[indices.dtype]((d * height + h) * width + w)
             var d0 = max(ceildiv(d + Self.pd - (Self.kd - 1) * Self.dd, Self.sd), 0)
             var h0 = max(ceildiv(h + Self.ph - (Self.kh - 1) * Self.dh, Self.sh), 0)
             var w0 = max(ceildiv(w + Self.pw - (Self.kw - 1) * Self.dw, Self.sw), 0)
@@ -267,7 +267,7 @@ struct MaxPoolLastBackward[
     ](
         result: OutputTensor[rank=5, ...],
         grad: InputTensor[dtype=result.dtype, rank=5, ...],
-        indices: InputTensor[dtype=DType.int64, rank=5, ...],
+        indices: InputTensor[rank=5, ...],
         ctx: DeviceContext,
     ) raises:
         comptime wide = DType.float32 if result.dtype.is_half_float() else result.dtype
@@ -300,7 +300,7 @@ struct MaxPoolLastBackward[
             var td, th, tw = Int(at[1].value()), Int(at[2].value()), Int(at[3].value())
             var first = image * out_depth * out_height * out_width * channels + channel
             var held = unsafe_stack_allocation[Self.windows, SIMD[result.dtype, lanes]]()
-            var read = unsafe_stack_allocation[Self.windows, SIMD[DType.int64, lanes]]()
+            var read = unsafe_stack_allocation[Self.windows, SIMD[indices.dtype, lanes]]()
             var places = unsafe_stack_allocation[Self.windows, SIMD[DType.int32, lanes]]()
             var is_there = unsafe_stack_allocation[Self.windows, Bool]()
             comptime for i in range(Self.windows):  # all are read, without a branch, before any is looked at
@@ -351,7 +351,7 @@ struct MaxPoolLastBackward[
             var d = Int(at[1].value())
             var h = Int(at[2].value())
             var w = Int(at[3].value())
-            var place = SIMD[DType.int64, lanes]((d * height + h) * width + w)
+            var place = SIMD[indices.dtype, lanes]((d * height + h) * width + w)
             var first = Int(at[0].value()) * out_depth * out_height * out_width * channels + Int(at[4].value())
             var d0 = max(ceildiv(d + Self.pd - (Self.kd - 1) * Self.dd, Self.sd), 0)
             var h0 = max(ceildiv(h + Self.ph - (Self.kh - 1) * Self.dh, Self.sh), 0)

@@ -7,7 +7,7 @@ from max.gpu.sync import barrier
 from std.bit import log2_floor
 from std.math import exp
 from std.memory import unsafe_stack_allocation
-from std.sys import align_of
+from std.sys import align_of, size_of
 
 comptime GROUP = 32
 """Threads that exchange values by shuffles. A warp may be wider."""
@@ -123,6 +123,57 @@ struct Row[width: Int, vectors: Int, lanes: Int, columns: Int, blocks: Int = 1]:
         comptime if (i + 1) * Self.step <= Self.columns:
             return first + i * Self.step
         return min(first + i * Self.step, Self.columns - Self.width)
+
+
+comptime SHORT = 32
+"""Bytes of a row that a thread keeps in few registers."""
+comptime SHARED_MEMORY = 44 * 1024
+"""Bytes of shared memory that the rows of a block may take: a bit less than a kernel has without asking for more."""
+
+
+struct Kept[T: DType, width: Int, vectors: Int, threads: Int, blocks: Int](TrivialRegisterPassable):
+    """The vectors of a row that a thread keeps: in registers, or in shared memory where a row has several blocks.
+
+    A multiprocessor reads some rows while it computes others, for which it needs many threads, and so few registers of
+    each. Which row is kept where was found by measuring (docs/gpu.md).
+    """
+
+    comptime bytes = Self.vectors * Self.width * size_of[Self.T]()
+    comptime is_shared = Self.blocks > 1 and Self.bytes * Self.threads <= SHARED_MEMORY
+    comptime aligned = align_of[SIMD[Self.T, Self.width]]()
+    comptime space = AddressSpace.SHARED if Self.is_shared else AddressSpace.GENERIC
+    comptime step = Self.width * (Self.threads if Self.is_shared else 1)
+
+    var memory: MutPointer[Scalar[Self.T], MutUntrackedOrigin, address_space=Self.space]
+
+    @always_inline
+    def __init__(out self):
+        self.memory = unsafe_stack_allocation[
+            Self.vectors * Self.step, Scalar[Self.T], alignment=Self.aligned, address_space=Self.space
+        ]()
+        comptime if Self.is_shared:
+            self.memory = self.memory.unsafe_offset(Int(thread_idx.x) * Self.width)
+
+    @always_inline
+    def get[i: Int](self) -> SIMD[Self.T, Self.width]:
+        """The `i`th vector."""
+        return self.memory.unsafe_load[width=Self.width, alignment=Self.aligned](i * Self.step)
+
+    @always_inline
+    def put[i: Int](self, value: SIMD[Self.T, Self.width]):
+        """Keep the `i`th vector."""
+        self.memory.unsafe_store[alignment=Self.aligned](i * Self.step, value)
+
+    @staticmethod
+    def resident(is_pair: Bool = False) -> Int:
+        """The blocks that a multiprocessor should hold at least, as the compiler is told to share registers out.
+
+        Args:
+            is_pair: Whether rows of two matrices are read, which takes more registers.
+        """
+        if Self.is_shared:
+            return max((1536 if is_pair else 2048) // Self.threads, 1)
+        return max((1536 if Self.bytes <= SHORT else 1024) // Self.threads, 1)
 
 
 @always_inline

@@ -16,6 +16,7 @@ from std.utils.static_tuple import StaticTuple
 from .clusters import HAS_CLUSTERS, announce, cluster, joined, rank
 from .rows import (
     Exponentials,
+    Kept,
     Largest,
     Partial,
     Results,
@@ -30,41 +31,48 @@ from .rows import (
 comptime AT_ONCE = 4
 """Vectors that a thread reads before it needs the first of them, where a row is read twice."""
 
+comptime MOST_POWERS = 16
+"""Elements of a thread up to which it keeps their exponentials. Those of more are computed twice, for want of registers."""
 
-@__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
-def softmax_in_registers[
+
+@__llvm_metadata(
+    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)),
+    `nvvm.minctasm`=SIMDLength(Kept[T, width, vectors, threads, blocks].resident()),
+)
+def softmax_of_kept_rows[
     T: DType, R: DType, is_log: Bool, width: Int, vectors: Int, lanes: Int, columns: Int, blocks: Int, threads: Int
 ](result: Results[R], x: Values[T], rows: Int32):
     """`threads / lanes` rows a block, or a row in `blocks` of them; each thread keeps `vectors` times `width` elements."""
     comptime Mine = Row[width, vectors, lanes, columns, blocks]
+    comptime are_kept = not is_log and vectors * width <= MOST_POWERS
     announce[blocks]()
     var row = Int(block_idx.x) // blocks * (threads // lanes) + Int(thread_idx.x) // lanes
     var first = Mine.first(rank[blocks]())
     var start = min(row, Int(rows) - 1) * columns
-    var held = unsafe_stack_allocation[vectors, SIMD[T, width]]()
+    var held = Kept[T, width, vectors, threads, blocks]()
     comptime for i in range(vectors):
-        held[unsafe_offset=i] = x.unsafe_load[width=width, alignment=align_of[SIMD[T, width]]()](
-            start + Mine.place[i](first)
-        )
+        held.put[i](x.unsafe_load[width=width, alignment=align_of[SIMD[T, width]]()](start + Mine.place[i](first)))
     # What stands in for a vector that this thread lacks is one of the row: it changes no maximum.
-    var most = held[unsafe_offset=0].cast[DType.float32]()
+    var most = held.get[0]().cast[DType.float32]()
     comptime for i in range(1, vectors):
-        most = max(most, held[unsafe_offset=i].cast[DType.float32]())
+        most = max(most, held.get[i]().cast[DType.float32]())
     var largest = across[Largest, lanes, threads](Partial(most.reduce_max(), 0, 0, 0))[0]
     # A block may have none but -inf of a row that has other numbers, too.
     var base = above_negative_infinity(largest) if blocks > 1 else largest
     var powers = unsafe_stack_allocation[vectors, SIMD[DType.float32, width]]()
     var sums = SIMD[DType.float32, width](0)
     comptime for i in range(vectors):
-        powers[unsafe_offset=i] = exp(held[unsafe_offset=i].cast[DType.float32]() - base)
+        var power = exp(held.get[i]().cast[DType.float32]() - base)
+        comptime if are_kept:
+            powers[unsafe_offset=i] = power
         if Mine.has[i](first):
-            sums += powers[unsafe_offset=i]
+            sums += power
     var total = across[Sum, lanes, threads](Partial(sums.reduce_add(), 0, 0, 0))[0]
     var factor = 1 / total
     comptime if blocks > 1:
         var all = joined[Exponentials, blocks](Partial(largest, total, 0, 0))
         total = all[1]
-        factor = exp(largest - all[0]) / total
+        factor = (exp(largest - all[0]) if are_kept else 1) / total
         largest = all[0]
     if row >= Int(rows):
         return
@@ -72,10 +80,14 @@ def softmax_in_registers[
     comptime for i in range(vectors):
         if Mine.has[i](first):
             var y: SIMD[DType.float32, width]
-            comptime if is_log:
-                y = held[unsafe_offset=i].cast[DType.float32]() - largest - shift
-            else:
+            comptime if are_kept:
                 y = powers[unsafe_offset=i] * factor
+            else:
+                y = held.get[i]().cast[DType.float32]() - largest
+                comptime if is_log:
+                    y -= shift
+                else:
+                    y = exp(y) * factor
             result.unsafe_store[alignment=align_of[SIMD[R, width]]()](start + Mine.place[i](first), y.cast[R]())
 
 
@@ -140,7 +152,7 @@ struct Softmax[is_log: Bool, width: Int, vectors: Int, lanes: Int, columns: Int,
             if are_aligned:
                 comptime threads = max(Self.lanes, 128)
                 ctx.enqueue_function[
-                    softmax_in_registers[
+                    softmax_of_kept_rows[
                         T, R, Self.is_log, Self.width, Self.vectors, Self.lanes, Self.columns, Self.blocks, threads
                     ]
                 ](

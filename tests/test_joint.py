@@ -226,3 +226,19 @@ def test_ops_that_torch_shall_run_stay(elsewhere: None, name: str) -> None:
         name_transposes(gm)
         save_no_probabilities(gm)
     assert kept and kept <= {str(n.target) for n in gm.graph.nodes}
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(8, torch.int16), (181, torch.int16), (182, torch.int64)])
+def test_places_of_maxima_are_saved_in_few_bytes(size: int, dtype: torch.dtype) -> None:
+    image = torch.randn(1, 2, size, size, requires_grad=True)
+    kept = saved(lambda x: F.max_pool2d(torch.sin(x), 3, 2, 1), image)
+    assert [t.dtype for t in kept if not t.is_floating_point()] == [dtype]
+
+
+def test_places_that_are_read_are_left_alone() -> None:
+    def both(x: torch.Tensor) -> torch.Tensor:
+        values, places = F.max_pool2d(x, 2, return_indices=True)
+        return F.max_unpool2d(values, places, 2)
+
+    kept = saved(both, torch.randn(1, 2, 8, 8, requires_grad=True))
+    assert torch.int64 in {t.dtype for t in kept}

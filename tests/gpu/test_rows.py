@@ -7,6 +7,8 @@ wide as a row's length allows, and one element wide where a tensor starts betwee
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -335,6 +337,25 @@ def test_likelihoods_of_special_logits() -> None:
         for k in (1, 40)
     ]
     check_calls(calls)
+
+
+OUTSIDE = """
+import sys, torch
+logits, target = torch.zeros(4, 5, device="cuda"), torch.tensor([0, 1, int(sys.argv[1]), 2], device="cuda")
+loss = torch.compile(torch.nn.functional.cross_entropy, backend="max_backend", fullgraph=True)
+loss(logits, target.clamp(0, 4)).item()
+print("fine", flush=True)
+loss(logits, target).item()
+print("computed", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("target", "printed"), [(-100, ["fine", "computed"]), (5, ["fine"]), (-1, ["fine"])])
+def test_classes_that_there_are_not(target: int, printed: list[str]) -> None:
+    """They end the program, as torch's assertion on the device does; a class that is ignored does not."""
+    done = subprocess.run([sys.executable, "-c", OUTSIDE, str(target)], capture_output=True, text=True, timeout=600)
+    assert done.stdout.split() == printed, done.stderr
+    assert (done.returncode == 0) == ("computed" in printed)
 
 
 def mean_loss(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

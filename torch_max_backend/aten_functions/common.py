@@ -50,7 +50,7 @@ def cast(x: TensorValue, dtype: DType) -> TensorValue:
     """
     if x.dtype == dtype:
         return x
-    if dtype in (DType.bfloat16, DType.float16) and (source := before_widening(x)).dtype == dtype:
+    if (source := before_widening(x)).dtype == dtype:
         return source
     moved = permuted_from(x)
     if moved is not None:
@@ -185,10 +185,14 @@ def converted_from(x: TensorValue) -> TensorValue | None:
     return None
 
 
+_WIDENED = {DType.float32: (DType.bfloat16, DType.float16), DType.int64: (DType.int16,)}
+"""Dtypes whose values are the same in a wider one, which is asked for where a kernel would rather read the shorter."""
+
+
 def before_widening(x: TensorValue) -> TensorValue:
-    """What ``x`` was converted from, if that was a 16-bit float, for a kernel that computes in float32 anyway."""
-    source = converted_from(x) if x.dtype == DType.float32 else None
-    return x if source is None or source.dtype not in (DType.bfloat16, DType.float16) else source
+    """What ``x`` was converted from without losing anything, for a kernel that reads the shorter dtype as well."""
+    source = converted_from(x) if x.dtype in _WIDENED else None
+    return x if source is None or source.dtype not in _WIDENED[x.dtype] else source
 
 
 def is_stored(x: TensorValue) -> bool:

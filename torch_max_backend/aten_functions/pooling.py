@@ -12,6 +12,7 @@ from max.graph import Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions.along import mean_along
 from torch_max_backend.aten_functions.common import (
+    before_widening,
     broadcast_to,
     cast,
     constant,
@@ -131,6 +132,12 @@ def _lowest(dtype: DType) -> float | int:
     return int(np.iinfo(dtype.to_numpy()).min)
 
 
+def _dtype_of_places(x: TensorValue, pool: Pool) -> DType:
+    """What a kernel writes places in a plane of ``x`` in: torch's int64 is made of it, for those that read it."""
+    pixels = static(numel(x.shape[x.rank - pool.spatial :]))
+    return DType.int16 if pixels is not None and pixels <= 2**15 else DType.int64
+
+
 def _max_pool(x: TensorValue, pool: Pool) -> tuple[TensorValue | None, TensorValue | None]:
     shape = out_shape(0)
     if _is_empty(shape):
@@ -142,17 +149,17 @@ def _max_pool(x: TensorValue, pool: Pool) -> tuple[TensorValue | None, TensorVal
         if not is_used(1):
             (values,) = mojo_op("tmb_max_pool_last", [image], [(x.dtype, wide)], pool.parameters())
             return channels_first(reshape(values, back)), None
-        outputs = [(x.dtype, wide), (DType.int64, wide)]
+        outputs = [(x.dtype, wide), (_dtype_of_places(x, pool), wide)]
         parameters = {**pool.parameters(), "together": _together(image)}
         found = mojo_op("tmb_max_pool_last_with_places", [image], outputs, parameters)
-        values, indices = (channels_first(reshape(v, back)) for v in found)
-        return values, indices
+        values, places = (channels_first(reshape(v, back)) for v in found)
+        return values, cast(places, DType.int64)
     if is_used(1):
         image = _planes(x, pool.spatial)
         wide = [image.shape[0], *[Dim(1)] * (3 - pool.spatial), *shape[len(shape) - pool.spatial :]]
-        outputs = [(x.dtype, wide), (DType.int64, wide)]
-        values, indices = mojo_op("tmb_max_pool", [image], outputs, pool.parameters())
-        return reshape(values, shape), reshape(indices, shape)
+        outputs = [(x.dtype, wide), (_dtype_of_places(x, pool), wide)]
+        values, places = mojo_op("tmb_max_pool", [image], outputs, pool.parameters())
+        return reshape(values, shape), cast(reshape(places, shape), DType.int64)
     for i in range(pool.spatial):
         axis = x.rank - pool.spatial + i
         x = pad_axis(x, axis, pool.padding[i], pool.after(i), _lowest(x.dtype))
@@ -193,14 +200,14 @@ def _max_pool_backward(grad: TensorValue, x: TensorValue, indices: TensorValue, 
     if _is_empty(shape) or _is_empty(grad.shape):
         return full(0, shape, grad.dtype, grad.device)
     if is_channels_last(indices) and x.rank == pool.spatial + 2:
-        values = [_images(v, pool.spatial) for v in (grad, indices)]
+        values = [_images(grad, pool.spatial), before_widening(_images(indices, pool.spatial))]
         batch, channels, *sizes = shape
         wide = [batch, *[Dim(1)] * (3 - pool.spatial), *sizes, channels]
         parameters = {**pool.parameters(), "together": _together(values[0])}
         (result,) = mojo_op("tmb_max_pool_last_backward", values, [(grad.dtype, wide)], parameters)
         return channels_first(reshape(result, [batch, *sizes, channels]))
     image = _planes(x, pool.spatial).shape
-    values = [_planes(grad, pool.spatial), _planes(indices, pool.spatial)]
+    values = [_planes(grad, pool.spatial), before_widening(_planes(indices, pool.spatial))]
     (result,) = mojo_op("tmb_max_pool_backward", values, [(grad.dtype, image)], pool.parameters())
     return reshape(result, shape)
 

@@ -21,7 +21,8 @@ _VECTOR, _KEPT, _MOST_KEPT = 16, 32, 128
 _FEWEST, _MOST, _READ = 32, 1024, 64
 """Threads of a row; elements that each of them reads at least, where a row is only read."""
 _SHORT, _KEPT_OF_LONG = 2**14, 64
-_SHAPES_OF_LONG = ((512, 1), (1024, 1), (512, 4), (512, 8), (1024, 8))
+_LONG = ((512, 4), (512, 8), (1024, 8))
+_SHAPES_OF_NORMS, _SHAPES_OF_SOFTMAX = ((512, 1), (1024, 1), *_LONG), ((512, 1), (512, 2), *_LONG)
 """Bytes of a row up to which a thread keeps half as much; what it keeps of a longer one; and which threads and blocks
 such a row may have. They were chosen by measuring rows of powers of two (docs/gpu.md)."""
 _FEW_PIECES = 512
@@ -63,7 +64,7 @@ def spread(columns: int, dtype: DType) -> Spread:
     return Spread(width, vectors if vectors * width * size <= _MOST_KEPT else 0, lanes)
 
 
-def spread_kept(columns: int, dtype: DType) -> Spread:
+def spread_kept(columns: int, dtype: DType, shapes: Sequence[tuple[int, int]]) -> Spread:
     """The spread of a row that is kept from its reading to its writing, which takes several blocks if it is long.
 
     Every block gets some of the row, and a block has all threads that its row has there.
@@ -72,7 +73,7 @@ def spread_kept(columns: int, dtype: DType) -> Spread:
     if columns * size <= _SHORT:
         return how
     units = -(-columns // how.width)
-    for lanes, blocks in _SHAPES_OF_LONG:
+    for lanes, blocks in shapes:
         vectors = -(-units // (lanes * blocks))
         if vectors * how.width * size <= _KEPT_OF_LONG:
             return Spread(how.width, vectors, lanes, blocks)
@@ -116,7 +117,7 @@ def row_norm(
     """
     columns, total = static(x.shape[1]), total or x.dtype
     assert columns is not None, "the kernel is chosen by the length of a row"
-    how = spread_kept(columns, total)
+    how = spread_kept(columns, total, _SHAPES_OF_NORMS)
     parameters = {
         "is_centred": is_centred,
         "is_scaled": weight is not None,
@@ -197,22 +198,28 @@ def layer_norm_gradients(
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Numbers a row of logits, all [rows] in float32.
+class RowLosses:
+    """Numbers a row of logits, all [rows]; the last two in float32.
 
-    ``log_probability`` is that of the chosen class, ``largest`` the row's maximum, and ``logarithm`` that of the sum of
-    the exponentials of what is less it.
+    ``loss`` is the negative log-probability of the chosen class, 0 where it is ignored, ``largest`` the row's maximum,
+    and ``logarithm`` that of the sum of the exponentials of what is less it.
     """
 
-    log_probability: TensorValue
+    loss: TensorValue
     largest: TensorValue
     logarithm: TensorValue
 
 
-def chosen_log_probability(x: TensorValue, chosen: TensorValue) -> Chosen:
-    """``log_softmax(x)[row, chosen[row]]`` for ``x`` [rows, classes] and ``chosen`` [rows], and what it is made of."""
-    numbers = [(DType.float32, x.shape[:1])] * 3
-    return Chosen(*mojo_op("tmb_chosen_log_probability", [x, chosen], numbers, _reading(x)))
+def row_losses(x: TensorValue, chosen: TensorValue, ignored: int, out: DType) -> RowLosses:
+    """``-log_softmax(x)[row, chosen[row]]`` in ``out``, and what it is made of.
+
+    Args:
+        x: Logits, [rows, classes].
+        chosen: A class a row, int64, or ``ignored``. Any other ends the program, as torch's assertion does.
+    """
+    numbers = [(dtype, x.shape[:1]) for dtype in (out, DType.float32, DType.float32)]
+    operands = [x, chosen, ops.constant(ignored, DType.int64, DeviceRef.CPU())]
+    return RowLosses(*mojo_op("tmb_losses", operands, numbers, _reading(x)))
 
 
 def likelihood_gradient(
@@ -455,6 +462,6 @@ def row_softmax(x: TensorValue, out: DType, is_log: bool) -> TensorValue:
     """The softmax of the rows of ``x`` [rows, columns], or its logarithm, in dtype ``out``."""
     columns = static(x.shape[1])
     assert columns is not None, "the kernel is chosen by the length of a row"
-    how = spread_kept(columns, x.dtype)
+    how = spread_kept(columns, x.dtype, _SHAPES_OF_SOFTMAX)
     parameters = {"is_log": is_log, **asdict(how), "columns": columns}
     return mojo_op("tmb_softmax", [x], [(out, x.shape)], parameters)[0]

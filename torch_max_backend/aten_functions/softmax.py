@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from max.dtype import DType
@@ -30,9 +31,9 @@ from torch_max_backend.aten_functions.library_products import padded_width, with
 from torch_max_backend.aten_functions.reductions import at_least_1d, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.rows import (
-    Chosen,
-    chosen_log_probability,
+    RowLosses,
     likelihood_gradient,
+    row_losses,
     row_softmax,
     serves,
 )
@@ -151,6 +152,16 @@ def _log_softmax_backward_data(
 _MEAN, _SUM = 1, 2
 
 
+@dataclass(frozen=True)
+class Loss:
+    """The arguments of ``nll_loss_forward`` but the log-probabilities."""
+
+    target: TensorValue
+    weight: TensorValue | None
+    reduction: int
+    ignore_index: int
+
+
 def _class_axis(rank: int) -> int:
     """Where the classes are: the only axis of a vector, else the second."""
     return 0 if rank == 1 else 1
@@ -173,9 +184,34 @@ def nll_loss_forward(
 ) -> tuple[TensorValue | None, ...]:
     axis = _class_axis(self.rank)
     classes, shape = self.shape[axis], [numel(self.shape[:axis]), numel(self.shape[axis + 1 :])]
-    return _losses(
-        lambda index: _chosen(self, shape, classes, index), shape, classes, target, weight, reduction, ignore_index
-    )
+    target = reshape(target, shape)
+    ignored = _is_ignored(target, ignore_index)
+    index = _checked_target(target, ignored, classes)
+    chosen = _chosen(self, shape, classes, index)
+    weights = _weights(index, ignored, weight, chosen.dtype)
+    losses = ops.where(ignored, constant(0, chosen.dtype, chosen.device), -chosen * weights)
+    return _reduced(losses, weights, reduction)
+
+
+def _is_ignored(target: TensorValue, ignore_index: int) -> TensorValue:
+    return ops.equal(target, constant(ignore_index, target.dtype, target.device))
+
+
+def _weights(index: TensorValue, ignored: TensorValue, weight: TensorValue | None, dtype: DType) -> TensorValue:
+    """The weights of the classes ``index``, by default 1, and 0 where ignored."""
+    weights = full(1, index.shape, dtype, index.device)
+    if weight is not None:
+        weights = cast(ops.gather(weight, index, axis=0), dtype)
+    return ops.where(ignored, constant(0, dtype, index.device), weights)
+
+
+def _reduced(losses: TensorValue, weights: TensorValue, reduction: int) -> tuple[TensorValue | None, ...]:
+    """The loss and the sum of the weights, both of which are of two dimensions."""
+    if reduction not in (_MEAN, _SUM):
+        return reshape(cast(losses, out_dtype()), out_shape()), full(0, [], out_dtype(1), losses.device)
+    loss, total = sum_axes(losses, [0, 1]), sum_axes(weights, [0, 1])
+    loss = loss / total if reduction == _MEAN else loss
+    return tuple(reshape(cast(v, out_dtype(i)), out_shape(i)) for i, v in enumerate((loss, total)))
 
 
 def _chosen(x: TensorValue, shape: list[Dim], classes: Dim, index: TensorValue) -> TensorValue:
@@ -187,63 +223,31 @@ def _chosen(x: TensorValue, shape: list[Dim], classes: Dim, index: TensorValue) 
     return cast(ops.gather(reshape(x, [outer * classes * inner]), at, axis=0), accumulator(x.dtype))
 
 
-def choose(x: TensorValue, target: TensorValue, ignore_index: int) -> Chosen:
-    """The log-probability of the target in each row of ``x`` [rows, classes], on a GPU; of class 0 where ignored."""
-    rows, classes = x.shape
-    ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
-    return chosen_log_probability(x, reshape(_checked_target(target, ignored, classes), [rows]))
+def losses_of_logits(x: TensorValue, loss: Loss, out: DType) -> RowLosses:
+    """The loss of each row of ``x`` [rows, classes], on a GPU: in ``out``, or float32 if more is computed from it."""
+    is_last = loss.weight is None and loss.reduction not in (_MEAN, _SUM)
+    target = reshape(cast(loss.target, DType.int64), x.shape[:1])
+    return row_losses(x, target, loss.ignore_index, out if is_last else DType.float32)
 
 
-def choose_with(
-    x: TensorValue, largest: TensorValue, logarithm: TensorValue, target: TensorValue, ignore_index: int
-) -> Chosen:
-    """:func:`choose`, where a row's maximum and logarithm are known."""
+def losses_beside(x: TensorValue, largest: TensorValue, logarithm: TensorValue, loss: Loss) -> RowLosses:
+    """:func:`losses_of_logits`, in float32, where a row's maximum and logarithm are known."""
     rows, classes = x.shape
-    ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
+    ignored = _is_ignored(loss.target, loss.ignore_index)
     numbers = [reshape(v, [rows]) for v in (largest, logarithm)]
-    logit = _chosen(x, [rows, Dim(1)], classes, _checked_target(target, ignored, classes))
-    return Chosen(reshape(logit, [rows]) - numbers[0] - numbers[1], *numbers)
+    logit = _chosen(x, [rows, Dim(1)], classes, _checked_target(loss.target, ignored, classes))
+    losses = -(reshape(logit, [rows]) - numbers[0] - numbers[1])
+    return RowLosses(ops.where(reshape(ignored, [rows]), constant(0, losses.dtype, losses.device), losses), *numbers)
 
 
-def nll_loss_of_logits(
-    chosen: Chosen,
-    shape: list[Dim],
-    target: TensorValue,
-    weight: TensorValue | None,
-    reduction: int,
-    ignore_index: int,
-) -> tuple[TensorValue | None, ...]:
-    """:func:`nll_loss_forward` of the log-softmax of logits of ``shape`` [rows, classes], from what is chosen."""
-    rows, classes = shape
-    log_probability = reshape(chosen.log_probability, [rows, 1])
-    return _losses(lambda index: log_probability, [rows, Dim(1)], classes, target, weight, reduction, ignore_index)
-
-
-def _losses(
-    chosen_at: Callable[[TensorValue], TensorValue],
-    shape: list[Dim],
-    classes: Dim,
-    target: TensorValue,
-    weight: TensorValue | None,
-    reduction: int,
-    ignore_index: int,
-) -> tuple[TensorValue | None, ...]:
-    """The loss and the sum of the weights. ``chosen_at`` gives log-probabilities of classes, both of ``shape``."""
-    target = reshape(target, shape)
-    ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
-    index = _checked_target(target, ignored, classes)
-    chosen = chosen_at(index)
-    zero = constant(0, chosen.dtype, chosen.device)
-    weights = full(1, shape, chosen.dtype, chosen.device)
-    if weight is not None:
-        weights = cast(ops.gather(weight, index, axis=0), chosen.dtype)
-    weights = ops.where(ignored, zero, weights)
-    losses = ops.where(ignored, zero, -chosen * weights)
-    if reduction not in (_MEAN, _SUM):
-        return reshape(cast(losses, out_dtype()), out_shape()), full(0, [], out_dtype(1), target.device)
-    loss, total = sum_axes(losses, [0, 1]), sum_axes(weights, [0, 1])
-    loss = loss / total if reduction == _MEAN else loss
-    return tuple(reshape(cast(v, out_dtype(i)), out_shape(i)) for i, v in enumerate((loss, total)))
+def nll_loss_of_rows(losses: TensorValue, classes: Dim, loss: Loss) -> tuple[TensorValue | None, ...]:
+    """:func:`nll_loss_forward` of the log-softmax of logits, from the ``losses`` of its rows, 0 where ignored."""
+    shape = [losses.shape[0], Dim(1)]
+    target, losses = reshape(loss.target, shape), reshape(losses, shape)
+    ignored = _is_ignored(target, loss.ignore_index)
+    index = target if loss.weight is None else _checked_target(target, ignored, classes)
+    weights = _weights(index, ignored, loss.weight, losses.dtype)
+    return _reduced(losses if loss.weight is None else losses * weights, weights, loss.reduction)
 
 
 def nll_loss_backward(
@@ -261,7 +265,7 @@ def nll_loss_backward(
     classes, outer, inner = self.shape[axis], numel(self.shape[:axis]), numel(self.shape[axis + 1 :])
     target = reshape(target, [outer, 1, inner])
     numbers = cast(reshape(iota(classes, DType.int64, self.device), [1, classes, 1]), target.dtype)
-    ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
+    ignored = _is_ignored(target, ignore_index)
     grad = -cast(grad_output, dtype)
     if reduction == _MEAN:
         grad = grad / cast(total_weight, dtype)
@@ -291,7 +295,7 @@ def gradient_of_logits(
     """
     grad, target, reduction, ignore_index, total_weight = loss
     (rows, classes), device = x.shape, x.device
-    ignored = ops.equal(target, constant(ignore_index, target.dtype, target.device))
+    ignored = _is_ignored(target, ignore_index)
     grad = -grad / total_weight if reduction == _MEAN else -grad
     grad = reshape(grad, [rows if reduction not in (_MEAN, _SUM) else Dim(1)])
     of_row = ops.where(ignored, constant(0, grad.dtype, device), grad)

@@ -14,12 +14,13 @@ from torch_max_backend.aten_functions.context import out_dtype
 from torch_max_backend.aten_functions.dtypes import max_dtype
 from torch_max_backend.aten_functions.normalization import default_eps, finish_all, gradients_of_rows
 from torch_max_backend.aten_functions.registry import aten
-from torch_max_backend.aten_functions.rows import Chosen, Normed, NormGradients, row_norm
+from torch_max_backend.aten_functions.rows import Normed, NormGradients, RowLosses, row_norm
 from torch_max_backend.aten_functions.softmax import (
-    choose,
-    choose_with,
+    Loss,
     gradient_of_logits,
-    nll_loss_of_logits,
+    losses_beside,
+    losses_of_logits,
+    nll_loss_of_rows,
 )
 from torch_max_backend.compiler.row_chains import (
     AddedNorm,
@@ -73,7 +74,7 @@ class RowLowering:
         self.shorter = {n: max_dtype(dtype) for n, dtype in rounded_norms(region, on_gpu).items()}
         self.found: dict[fx.Node, NormGradients] = {}
         self.ready: dict[fx.Node, Normed] = {}
-        self.chosen: dict[fx.Node, Chosen] = {}
+        self.found_losses: dict[fx.Node, RowLosses] = {}
         self.served = (self.norms, self.sums, self.after_sums, self.losses, self.gradients, self.shorter, self.slopes)
 
     def serves(self, node: fx.Node) -> bool:
@@ -103,24 +104,22 @@ class RowLowering:
 
     def _of_likelihood(self, node: fx.Node, loss: Likelihood) -> Any:
         """The loss, a row's maximum or its logarithm: the first of them that is asked for has all computed."""
-        target, weight, reduction, ignore_index = (self._value(a) for a in loss.last.args[1:])
+        arguments = Loss(*(self._value(a) for a in loss.last.args[1:]))
         shape = self.shape_of(loss.last.args[0])
-        if loss.last not in self.chosen:
+        if loss.last not in self.found_losses:
             x = reshape(self.argument(loss.source), shape)
             if loss.has_kernel:
-                chosen = choose(x, target, ignore_index)
+                found = losses_of_logits(x, arguments, max_dtype(tensor_of(loss.last).dtype))
             else:
                 assert loss.largest is not None and loss.logarithm is not None, (
                     "a loss without a kernel is made of both"
                 )
-                chosen = choose_with(
-                    x, self.argument(loss.largest), self.argument(loss.logarithm), target, ignore_index
-                )
-            self.chosen[loss.last] = chosen
-        chosen = self.chosen[loss.last]
+                found = losses_beside(x, self.argument(loss.largest), self.argument(loss.logarithm), arguments)
+            self.found_losses[loss.last] = found
+        found = self.found_losses[loss.last]
         if node is loss.last:
-            return nll_loss_of_logits(chosen, shape, target, weight, reduction, ignore_index)
-        return reshape(chosen.largest if node is loss.largest else chosen.logarithm, self.shape_of(node))
+            return nll_loss_of_rows(found.loss, shape[1], arguments)
+        return reshape(found.largest if node is loss.largest else found.logarithm, self.shape_of(node))
 
     def _gradient_of_likelihood(self, gradient: LikelihoodGradient) -> TensorValue:
         grad, _, target, _, reduction, ignore_index, total = (self._value(a) for a in gradient.first.args)

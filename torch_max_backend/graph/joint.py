@@ -6,6 +6,7 @@ computes again only what it knows to be cheap, and keeps whatever a node reads t
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -104,6 +105,36 @@ def save_no_probabilities(gm: fx.GraphModule) -> None:
 _LIKELIHOOD = (aten.nll_loss_forward.default, aten.nll_loss_backward.default, aten._log_softmax_backward_data.default)
 
 
+def save_short_places(gm: fx.GraphModule) -> None:
+    """Save the places of a max pool's elements in int16, where they fit and nothing but its backward reads them.
+
+    A place is one in a plane of the image, which rarely has more than 2 ** 15 pixels.
+    """
+    for op, backward in _POOLS.items():
+        nodes = gm.graph.find_nodes(op="call_function", target=op)
+        for node in nodes if not is_taken(op, backward, aten._to_copy.default) else ():
+            shape = tensor_of(node.args[0]).shape
+            sizes = shape[len(shape) - len(node.args[1]) :]
+            if symbols_of(sizes) or math.prod(sizes) > 2**15:
+                continue
+            for places in [n for n in node.users if n.args[1] == 1]:  # nothing but getitem
+                readers = list(places.users)
+                if not readers or any(n.target is not backward for n in readers):
+                    continue
+                with gm.graph.inserting_after(places):
+                    short = call_node(gm, aten._to_copy.default, (places,), places, dtype=torch.int16)
+                for reader in readers:
+                    with gm.graph.inserting_before(reader):
+                        wide = call_node(gm, aten._to_copy.default, (short,), reader, dtype=torch.int64)
+                    reader.replace_input_with(places, wide)
+
+
+_POOLS = {
+    aten.max_pool2d_with_indices.default: aten.max_pool2d_with_indices_backward.default,
+    aten.max_pool3d_with_indices.default: aten.max_pool3d_with_indices_backward.default,
+}
+
+
 # -- after the cut ---------------------------------------------------------------------------------------------------
 def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
     """Save a tensor in the place of its pieces that do not lie side by side, such as queries, keys and values.
@@ -178,4 +209,4 @@ def _views(node: fx.Node) -> list[fx.Node]:
     return steps if is_tensor and not is_taken(*(s.target for s in steps)) else []
 
 
-PASSES = [drop_aliases, name_transposes, simplify_masks, recognize_gelu, save_no_probabilities]
+PASSES = [drop_aliases, name_transposes, simplify_masks, recognize_gelu, save_no_probabilities, save_short_places]
