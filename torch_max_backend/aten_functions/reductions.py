@@ -224,7 +224,7 @@ def sum(
     if axes == [self.rank - 1] and out_dtype() in (self.dtype, DType.float32) and is_in_memory(self):
         rows = reshape(self, [numel(self.shape[:-1]), self.shape[-1]])
         if serves(rows) and (static(rows.shape[0]) or 0) >= _MANY_ROWS:
-            return reshape(cast(row_sum(rows), out_dtype()), out_shape())
+            return reshape(row_sum(rows, out_dtype()), out_shape())
     return _finish(sum_axes(cast(self, out_dtype()), axes))
 
 

@@ -243,9 +243,9 @@ def likelihood_gradient(
     return mojo_op("tmb_likelihood_gradient", operands, [(out, [x.shape[0], width])], _reading(x))[0]
 
 
-def row_sum(x: TensorValue) -> TensorValue:
-    """The sums of the rows of ``x`` [rows, columns], in float32."""
-    return mojo_op("tmb_row_sum", [x], [(DType.float32, x.shape[:1])], _reading(x))[0]
+def row_sum(x: TensorValue, out: DType) -> TensorValue:
+    """The sums of the rows of ``x`` [rows, columns], computed in float32 and rounded to ``out``."""
+    return mojo_op("tmb_row_sum", [x], [(out, x.shape[:1])], _reading(x))[0]
 
 
 def row_extreme(x: TensorValue, is_largest: bool) -> tuple[TensorValue, TensorValue]:
