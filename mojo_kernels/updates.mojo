@@ -12,7 +12,7 @@ Values that are one for all elements are computed in float64, as Python computes
 """
 
 import extensibility
-from extensibility import _MutableInputVariadicTensors
+from extensibility import InputTensor, _MutableInputTensor, _MutableInputVariadicTensors
 from max.algorithm import sync_parallelize
 from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import DeviceContext
@@ -40,6 +40,11 @@ comptime Place = MutPointer[Float32, MutUntrackedOrigin]
 def place(memory: Pointer[Float32, _]) -> Place:
     """The same place; the caller keeps the memory alive."""
     return memory.unsafe_mut_cast[True]().unsafe_origin_cast[MutUntrackedOrigin]()
+
+
+def listed(address: Int) -> Place:
+    """The memory at an address; the caller keeps it alive."""
+    return Place(unsafe_from_address=address)
 
 
 @fieldwise_init
@@ -303,3 +308,38 @@ struct UpdateInPlace[program: StaticString, tensors: Int, first: Int]:
                     ctx.enqueue_function[write_uniform_on_gpu[Self.program, Self.tensors]](
                         all[i], grid_dim=1, block_dim=32
                     )
+
+
+@extensibility.register("tmb_update_listed")
+struct UpdateListed[program: StaticString, tensors: Int, first: Int]:
+    """`tmb_update` of tensors that are listed, on a CPU: row `i` of `memory` has the address and the size of tensor `i`.
+
+    A row of `chosen` [updates, tensors] has the numbers of an update's operands.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        memory: _MutableInputTensor[dtype=DType.int64, rank=2, ...],
+        chosen: InputTensor[dtype=DType.int64, rank=2, ...],
+        ctx: DeviceContext,
+    ) raises:
+        comptime assert target == "cpu", "tmb_update_listed runs on CPUs"
+        comptime U = Update[Self.program, Self.tensors]
+        var table = memory.unsafe_ptr()
+        var numbers = chosen.unsafe_ptr()
+        var count = chosen.dim_size(0)
+        var all = List[U.Places](capacity=count)
+        var ends = List[Int](capacity=count)
+        var total = 0
+        for i in range(count):
+            var row = i * Self.tensors
+            total += Int(table[unsafe_offset=2 * Int(numbers[unsafe_offset=row + Self.first]) + 1])
+            ends.append(total)
+            var places = U.Places(fill=listed(Int(table[unsafe_offset=2 * Int(numbers[unsafe_offset=row])])))
+            comptime for k in range(1, Self.tensors):
+                places[k] = listed(Int(table[unsafe_offset=2 * Int(numbers[unsafe_offset=row + k])]))
+            all.append(places)
+        if count > 0:
+            Updates[Self.program, Self.tensors](all^, ends^).update_all()

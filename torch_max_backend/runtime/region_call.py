@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from max.driver import Buffer
@@ -36,7 +36,8 @@ class RegionSpec:
     ``static`` and ``mutable`` are positions of inputs, ``may_alias`` of outputs that MAX may give as a view of an
     input. ``host_values`` counts the sizes and scalars that are passed in after the tensors; ``gpus`` are the indices
     of the GPUs it runs on, ``on_host`` tells whether it has a tensor on the CPU, ``scalars`` how many of the host
-    values are scalars, ``flat`` whether tensors are passed in as one dimension.
+    values are scalars, ``flat`` whether tensors are passed in as one dimension; on a CPU one table of their addresses
+    and sizes is passed in then.
     """
 
     orders: tuple[tuple[int, ...] | None, ...]
@@ -59,7 +60,7 @@ class _Bound:
     """Buffers of static inputs, and the numbers of those in ``static`` that are copied in every call."""
 
     pointers: list[int]
-    buffers: list[Buffer | None]
+    buffers: list[Any]
     copied: list[int]
 
 
@@ -79,6 +80,7 @@ class RegionCall:
         self.dynamic = [k for k in range(self._count) if k not in spec.static]
         self._orders = spec.orders
         self._flat = spec.flat
+        self._listed = spec.flat and not spec.gpus
         self._mutable = spec.mutable
         self._total = self._count + spec.host_values
         self._bound: _Bound | None = None
@@ -147,17 +149,22 @@ class RegionCall:
                 physical = dense
             if kept is not None:
                 kept.append(physical)
-            buffers[k] = self._buffer(physical)
+            buffers[k] = self._handed(physical)
+        if self._listed:
+            return [to_buffer(torch.tensor(buffers, dtype=torch.int64))]
         if sizes or scalars:
             buffers[self._count :] = [*map(size_carrier, sizes), *map(number, scalars)]
         return buffers
 
-    def _buffer(self, physical: torch.Tensor) -> Buffer:
+    def _handed(self, physical: torch.Tensor) -> Buffer | tuple[int, int]:
+        """What stands for a tensor: a buffer, or its row in the table."""
+        if self._listed:
+            return physical.data_ptr(), physical.numel()
         return to_buffer(physical.view(-1) if self._flat else physical)
 
     def _bind(self, static: Sequence[torch.Tensor], pointers: list[int]) -> _Bound:
         old = self._bound
-        buffers: list[Buffer | None] = [None] * self._total
+        buffers: list[Any] = [None] * self._total
         copied = []
         for i, (k, tensor) in enumerate(zip(self.static, static, strict=True)):
             physical = self._physical(k, tensor)
@@ -166,7 +173,7 @@ class RegionCall:
             elif old is not None and old.pointers[i] == pointers[i]:
                 buffers[k] = old.buffers[k]
             else:
-                buffers[k] = self._buffer(physical)
+                buffers[k] = self._handed(physical)
         self._bound = bound = _Bound(pointers, buffers, copied)
         return bound
 
