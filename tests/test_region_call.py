@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable
 
@@ -100,3 +101,26 @@ def test_results_that_only_move_an_inputs_data_are_looked_at(
         torch.compile(function, backend="max_backend", options={"fallback": "error"})(torch.randn(6, 4))
     ((region,),) = (plan.regions for plan in plans)
     assert region_spec(region, frozenset()).may_alias == expected
+
+
+def test_updates_on_a_cpu_get_one_table() -> None:
+    """Addresses and sizes, of what is written back where it is not contiguous, and of what moves in every call."""
+    spec = RegionSpec((None, (1, 0), None), frozenset({0, 1}), frozenset({1}), (), 0, (), True, 0, flat=True)
+    seen: list[list[list[int]]] = []
+
+    def negate(table: torch.Tensor) -> list[torch.Tensor]:
+        seen.append(table.tolist())
+        address, size = table[1].tolist()
+        numbers = (ctypes.c_float * size).from_address(address)
+        numbers[:] = [-n for n in numbers]
+        return []
+
+    call = RegionCall(spec, Lending(negate))
+    x, y = torch.ones(2, 3), torch.arange(6.0).view(2, 3).t()
+    for z in (torch.ones(4), torch.ones(5)):
+        call([x, y], [z])
+        assert seen[-1] == [[x.data_ptr(), 6], [y.data_ptr(), 6], [z.data_ptr(), z.numel()]]
+    assert torch.equal(y, torch.arange(6.0).view(2, 3).t())
+    spread = torch.arange(12.0).view(3, 4)[:, ::2]  # whose memory has gaps, and so is copied, and written back
+    call([x, spread], [torch.ones(4)])
+    assert torch.equal(spread, -torch.arange(12.0).view(3, 4)[:, ::2])
