@@ -44,6 +44,7 @@ CPU_ONLY = {
     "tmb_turned_product": "on a GPU a library or MAX multiplies",
     "tmb_turned_product_plus_rows": "on a GPU a library or MAX multiplies",
     "tmb_row_gradients": "on a GPU MAX adds rows up",
+    "tmb_update_listed": "on a GPU each update has a kernel of its own, which is given its tensors",
 }
 AMD_ONLY = {"tmb_first_columns": "it cuts what MAX's own products pad"}
 NVIDIA_ONLY = {
