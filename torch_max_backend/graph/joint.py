@@ -110,11 +110,11 @@ def save_short_places(gm: fx.GraphModule) -> None:
 
     A place is one in a plane of the image, which rarely has more than 2 ** 15 pixels.
     """
-    for op, backward in _POOLS.items():
+    for spatial, op, backward in _POOLS:
         nodes = gm.graph.find_nodes(op="call_function", target=op)
         for node in nodes if not is_taken(op, backward, aten._to_copy.default) else ():
             shape = tensor_of(node.args[0]).shape
-            sizes = shape[len(shape) - len(node.args[1]) :]
+            sizes = shape[len(shape) - spatial :]
             if symbols_of(sizes) or math.prod(sizes) > 2**15:
                 continue
             for places in [n for n in node.users if n.args[1] == 1]:  # nothing but getitem
@@ -129,10 +129,10 @@ def save_short_places(gm: fx.GraphModule) -> None:
                     reader.replace_input_with(places, wide)
 
 
-_POOLS = {
-    aten.max_pool2d_with_indices.default: aten.max_pool2d_with_indices_backward.default,
-    aten.max_pool3d_with_indices.default: aten.max_pool3d_with_indices_backward.default,
-}
+_POOLS = [
+    (2, aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default),
+    (3, aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indices_backward.default),
+]
 
 
 # -- after the cut ---------------------------------------------------------------------------------------------------
