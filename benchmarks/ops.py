@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -272,7 +273,8 @@ def build(case: Case, to_time: bool = True) -> Work:
     first = op.inputs()
     rotating = [i for i in range(len(first)) if i not in op.weights]
     count = sets_for(sum(size_of(first[i]) for i in rotating), case.device) if to_time else 1
-    sets = [tuple(s[i] for i in rotating) for s in (first, *(op.inputs() for _ in range(count - 1)))]
+    made = itertools.chain([first], (op.inputs() for _ in range(count - 1)))  # one after the other: weights are dropped
+    sets = [tuple(s[i] for i in rotating) for s in made]
     weights = tuple(first[i] for i in op.weights)
     function: Function = op.function
     if weights:

@@ -424,3 +424,32 @@ struct WithoutPadding[columns: Int]:
             return values
 
         foreach[target=target, simd_width=STEP](elements, result, ctx)
+
+
+@extensibility.register("tmb_with_padding")
+struct WithPadding:
+    """A matrix `[1, M, N]` with zeros behind its rows: whole vectors are written, `STEP` elements each.
+
+    The result's rows are as many vectors as are needed.
+    """
+
+    @staticmethod
+    def execute[
+        target: StaticString
+    ](
+        result: OutputTensor[rank=3, ...],
+        matrix: InputTensor[dtype=result.dtype, rank=3, ...],
+        ctx: DeviceContext,
+    ) raises:
+        var columns = matrix.dim_size(2)
+
+        def elements[lanes: Int](at: Coord[...]) {var matrix, var columns} -> SIMD[result.dtype, lanes]:
+            var row = Int(at[1].value())
+            var column = Int(at[2].value())
+            var values = SIMD[result.dtype, lanes](0)
+            comptime for i in range(lanes):
+                if column + i < columns:
+                    values[i] = matrix[0, row, column + i]
+            return values
+
+        foreach[target=target, simd_width=STEP](elements, result, ctx)

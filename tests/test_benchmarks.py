@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,27 @@ def test_exact_pieces_cover_the_answer(what: str, dtype: str, monkeypatch: pytes
     assert found.count == sum(a.numel() for a in answers)
     assert found.relative < 4 * torch.finfo(getattr(torch, dtype)).eps
     assert work.bytes_moved > 0
+
+
+def test_input_sets_do_not_keep_further_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A language model's head has a gigabyte, and there may be 256 sets of inputs."""
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def linear(p: dict[str, Any], new: ops.New) -> ops.Op:
+        op = ops.linear(p, new)
+
+        def inputs() -> tuple[torch.Tensor, ...]:
+            assert sum(r() is not None for r in made) <= 2, "the layer's own, and that of the set before"
+            x, weight, bias = op.inputs()
+            made.append(weakref.ref(weight))
+            return x, weight, bias
+
+        return dataclasses.replace(op, inputs=inputs)
+
+    monkeypatch.setitem(ops.OPS, "linear", linear)
+    work = build(tiny("linear"))
+    assert work.sets == len(made) == ops.MOST_SETS
+    assert sum(r() is not None for r in made) == 1
 
 
 def test_exact_values_of_models_leave_nothing_behind() -> None:

@@ -19,6 +19,7 @@ from max.graph import Dim, TensorValue, ops
 from torch_max_backend.aten_functions.common import (
     Unfinished,
     full,
+    is_in_memory,
     mark_unfinished,
     mojo_op,
     numel,
@@ -95,9 +96,14 @@ class Product:
         return self._without_padding(reshape(y, y.shape[1:])) if parameters["pads"] else y
 
     def _aligned(self) -> Product:
-        """The product with zeros behind rows that do not begin at multiples of 16 bytes; it may be larger."""
+        """The product with zeros behind rows that do not begin at multiples of 16 bytes; it may be larger.
+
+        A product of few rows or columns does little more than read its larger operand, once: it is left as it is.
+        """
         a, b = self.a, self.b
         if self.bias is not None or not (_is_odd(a) or _is_odd(b)):
+            return self
+        if any(size is not None and size < HIGH for size in (static(self.rows), static(self.columns))):
             return self
         if (_is_odd(a) and not self.a_is_transposed) or (_is_odd(b) and self.b_is_transposed):
             a, b = _padded(a, 1 if self.a_is_transposed else 2), _padded(b, 2 if self.b_is_transposed else 1)
@@ -180,6 +186,9 @@ def _padded(x: TensorValue, axis: int) -> TensorValue:
             if wide is not None and value.shape[-2:] == x.shape[-2:]:
                 return reshape(wide, [1, *wide.shape])
     missing = -int(x.shape[axis]) % STEP
+    if missing and axis == 2 and is_in_memory(x):
+        out = [(x.dtype, [*x.shape[:2], x.shape[2] + missing])]
+        return mojo_op("tmb_with_padding", [x], out)[0]
     zeros = full(0, [Dim(missing) if i == axis else d for i, d in enumerate(x.shape)], x.dtype, x.device)
     return ops.concat([x, zeros], axis=axis) if missing else x
 
