@@ -186,6 +186,23 @@ def test_torch_executed_ops() -> None:
     assert {i.op for i in reports()[0].islands} == {"aten.add.Tensor"}
 
 
+def rows_of_a_norm(x: torch.Tensor) -> torch.Tensor:
+    """Fake tensors have this norm keep the strides of ``x``, so that its rows are a view. Eager makes it contiguous."""
+    y = torch.nn.functional.batch_norm(x.transpose(1, 2), None, None, training=True)
+    return y.transpose(1, 2).reshape(48, 64) * 2
+
+
+@pytest.mark.parametrize("while_compiling", [False, True])
+def test_torch_may_give_strides_that_were_not_traced(while_compiling: bool) -> None:
+    x = torch.randn(6, 8, 64)
+    ops = ["aten.view.default", "aten.permute.default", "aten.transpose.int", "aten.mul.Tensor"]
+    ops += ["aten._native_batch_norm_legit.no_stats", "aten._native_batch_norm_legit_functional.default"]
+    with warnings.catch_warnings(), put_off() if while_compiling else contextlib.nullcontext():
+        warnings.simplefilter("ignore")
+        given = compiled(rows_of_a_norm, torch_executed_ops=[] if while_compiling else ops)(x)
+    torch.testing.assert_close(given, rows_of_a_norm(x), rtol=0, atol=0)
+
+
 def test_complex_tensors_are_islands() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return (torch.view_as_complex(x * 2) * 1j).abs()

@@ -18,6 +18,7 @@ from torch_max_backend.compiler.lowering import NodeRefused, mismatch_error
 from torch_max_backend.compiler.machine import elsewhere, fake_like
 from torch_max_backend.diagnostics.report import GraphReport, Island
 from torch_max_backend.errors import CompileError, UnsupportedOpError
+from torch_max_backend.graph.classify import as_run_by_torch
 from torch_max_backend.graph.partition import Plan, partition
 from torch_max_backend.graph.rewrites import rewrite
 from torch_max_backend.graph.specialize import specialize
@@ -92,6 +93,13 @@ class _Build:
         return GraphReport(self.compile_id, nodes, max_nodes, tuple(self.plan.islands), stats)
 
 
+class _InTorch(fx.Interpreter):
+    """Runs a graph's ops in torch."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().call_function(as_run_by_torch(target), args, kwargs)
+
+
 def _eager(gm: fx.GraphModule) -> Any:
     """The graph in torch."""
 
@@ -100,7 +108,7 @@ def _eager(gm: fx.GraphModule) -> Any:
         args.clear()
         if elsewhere() and (results := _as_traced(gm, values)) is not None:
             return results
-        return fx.Interpreter(gm).run(*values)
+        return _InTorch(gm).run(*values)
 
     return call
 

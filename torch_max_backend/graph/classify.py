@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -15,6 +16,8 @@ from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.graph.region import is_getitem, map_nodes
 from torch_max_backend.graph.taken import is_named
 from torch_max_backend.graph.tensors import expr_of, is_plain, symbols_of, tensors_of, value_of
+
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 class Runner(enum.Enum):
@@ -64,6 +67,15 @@ def classify(node: fx.Node, refused: Mapping[fx.Node, str], torch_executed: Coll
         return Verdict(Runner.ISLAND, aten_functions.islands[target])
     reason = _why_not(node, target)
     return Verdict(Runner.ISLAND, reason) if reason else Verdict(Runner.MAX)
+
+
+def as_run_by_torch(target: Any) -> Any:
+    """What torch runs for a node's target: for a view, a reshape.
+
+    A view was traced with the strides of fake tensors, and some ops give others: a batch norm on a CPU makes transposed
+    images contiguous, where its fake result keeps their strides.
+    """
+    return torch.ops.aten.reshape.default if target in _VIEWS else target
 
 
 def _checkpointed(node: fx.Node, target: HigherOrderOperator) -> object:

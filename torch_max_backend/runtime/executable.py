@@ -16,6 +16,7 @@ from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
 
 from torch_max_backend.errors import LoweringError
+from torch_max_backend.graph.classify import as_run_by_torch
 from torch_max_backend.graph.joint import SAVED_FROM
 from torch_max_backend.graph.partition import Plan
 from torch_max_backend.graph.region import Port, Region
@@ -257,7 +258,7 @@ class _Writer:
             self._emit(f"{name} = {name}.as_strided({self._exprs(value.shape)}, {self._exprs(strides)})")
 
     def _torch(self, node: fx.Node) -> None:
-        function = self._global("op", node.target)
+        function = self._global("op", as_run_by_torch(node.target))
         if self.profile:
             self.profiled[function] = f"max_backend::torch::{node.target}"
         args = [self._argument(a) for a in node.args] + [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
