@@ -8,7 +8,7 @@ from std.math import ceildiv
 from std.memory import stack_allocation
 from std.memory.alloc import unsafe_alloc
 
-from .depthwise import copy_run
+from .planes import copy_run
 from .filters import Window
 from .gemm import DEEP, TASK, TASKS, AsTheyAre, Matrices, multiply_tile, panel_width, store_tile, sum_type, tile_height
 from .products import multiply_matrices

@@ -9,8 +9,9 @@ from std.memory import stack_allocation
 from std.memory.alloc import unsafe_alloc
 from std.sys.info import simd_width_of
 
-from .depthwise import CHEAP, Axis, Grid, are_finite, convolve_plane, copy_run
 from .gemm import FEW_TASK, TASKS, AsTheyAre, Finish, Matrices, Source, has_pairs, multiply_all, plus_product
+from .planes import CHEAP, Axis, Grid, are_finite, convolve_plane, copy_run
+from .small_planes import Small, is_small
 
 comptime FEW_FILTERS = 4
 """With fewer filters for a channel, windows are not worth laying out."""
@@ -197,6 +198,14 @@ struct Epilogue[T: DType, of_scale: Origin, of_shift: Origin, of_addend: Origin,
 
 
 # -- few filters for a channel -----------------------------------------------------------------------------------------
+def grid_of(at: Window) -> Grid:
+    """The layout of the planes of images of one depth."""
+    return Grid(
+        Axis(at.height, at.out_height, at.taps_h, at.stride_h, at.pad_h, at.dilation_h),
+        Axis(at.width, at.out_width, at.taps_w, at.stride_w, at.pad_w, at.dilation_w),
+    )
+
+
 @fieldwise_init
 struct Planes[T: DType, F: Finish, of_result: Origin[mut=True], of_x: Origin, of_filters: Origin, //](
     Deinitable, ImplicitlyCopyable
@@ -256,6 +265,16 @@ struct Planes[T: DType, F: Finish, of_result: Origin[mut=True], of_x: Origin, of
         var at = self.at
         var work = at.pixels() * at.channels * at.taps()
         var is_flat = at.channels == 1 and at.depth == 1 and at.out_depth == 1 and at.taps_d == 1
+        if is_flat and self.features == 1 and is_small[Self.T](grid_of(at), self.groups):
+            var images = count // self.groups
+            var vectors = images * ceildiv(self.groups, simd_width_of[Self.T]())
+            var few = min(max(count * work // (FEW_TASK * CHEAP), 1), min(TASKS, vectors))
+
+            def turned(task: Int) {var job, var images, var vectors, var few}:
+                job.compute_small(vectors * task // few, vectors * (task + 1) // few, images)
+
+            sync_parallelize(turned, few)
+            return
         var tasks = min(max(count * work // (FEW_TASK * (CHEAP if is_flat else 1)), 1), min(TASKS, count))
 
         def some(task: Int) {var job, var count, var tasks, var is_flat}:
@@ -269,13 +288,28 @@ struct Planes[T: DType, F: Finish, of_result: Origin[mut=True], of_x: Origin, of
         sync_parallelize(some, tasks)
 
     @no_inline
+    def compute_small(self, first: Int, last: Int, images: Int):
+        """Vectors of channels from `first` on, each in the first image, then in the second, and so on."""
+        var small = Small[Self.T](grid_of(self.at))
+        for item in range(first, last):
+            var channel = item // images * small.lanes
+            var count = min(self.groups - channel, small.lanes)
+            if item == first or item % images == 0:
+                small.read_filters(self.filters.unsafe_offset(channel * self.at.taps()), count)
+            var plane = item % images * self.groups + channel
+            small.read_image(self.image.unsafe_offset(plane * self.at.size()), count)
+            small.convolve()
+            small.write_result(self.result.unsafe_offset(plane * self.at.pixels()), count)
+            for i in range(plane, plane + count):
+                for row in range(self.at.out_height):
+                    self.finish_row(i, row * self.at.out_width)
+        small^.free()
+
+    @no_inline
     def compute_flat(self, first: Int, last: Int):
         """Planes from `first` on, each of one channel's plane."""
         var at = self.at
-        var grid = Grid(
-            Axis(at.height, at.out_height, at.taps_h, at.stride_h, at.pad_h, at.dilation_h),
-            Axis(at.width, at.out_width, at.taps_w, at.stride_w, at.pad_w, at.dilation_w),
-        )
+        var grid = grid_of(at)
         var sums = unsafe_alloc[Scalar[Self.T]](grid.room[Self.T](), alignment=64)
         var room = unsafe_alloc[Scalar[Self.T]](grid.phases() * grid.room[Self.T](), alignment=64)
         var places = unsafe_alloc[Int](at.taps())

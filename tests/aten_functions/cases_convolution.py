@@ -88,12 +88,26 @@ SPECIAL[0, 0, 0, 0] = SPECIAL[1, 1, 3, 4] = torch.inf
 SPECIAL[0, 2, 1, 4] = torch.nan
 
 
+def depthwise_small(x, w, b):
+    return (
+        F.conv2d(x, w, b, padding=2, groups=37).relu(),
+        F.conv2d(x, w, stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=37),
+        F.conv2d(x[..., :2, :2], w, b, padding=4, stride=3, dilation=2, groups=37),
+        F.conv2d(x[:1], w, padding=4, groups=37),
+    )
+
+
 def depthwise_special(x, w, g):
     """Infinities and NaN reach what they are multiplied with, and nothing beside it; zeros around count as nothing."""
     w = torch.cat([w[:2], torch.full_like(w[2:], torch.inf)])
-    window = ([1, 1], [1, 1], [1, 1], False, [0, 0], 3)
-    gradients = torch.ops.aten.convolution_backward(g, x, w, [3], *window, (True, True, True))
-    return F.conv2d(x, w, padding=1, groups=3), *gradients
+    found = []
+    for times in (1, 4):  # three channels, and as many as fill vectors
+        channels = 3 * times
+        many = [t.repeat(*[times if i == dim else 1 for i in range(4)]) for dim, t in ((1, g), (1, x), (0, w))]
+        window = ([1, 1], [1, 1], [1, 1], False, [0, 0], channels)
+        gradients = torch.ops.aten.convolution_backward(*many, [channels], *window, (True, True, True))
+        found += [F.conv2d(many[1], many[2], padding=1, groups=channels), *gradients]
+    return tuple(found)
 
 
 class Layers(torch.nn.Module):
@@ -173,6 +187,9 @@ CASES = [
     gradients((2, 38, 5, 6), (10, 19, 1, 1), groups=2, name="pointwise_grouped"),
     gradients((2, 6, 11, 13), (6, 1, 3, 3), padding=1, stride=2, groups=6, name="depthwise"),
     gradients((3, 40, 9, 7), (40, 1, 5, 5), padding=2, groups=40, name="depthwise_small"),
+    gradients((2, 37, 7, 8), (37, 1, 5, 3), padding=(3, 1), stride=(2, 1), groups=37, name="depthwise_small_strided"),
+    gradients((3, 16, 2, 2), (16, 1, 5, 5), padding=4, dilation=2, groups=16, name="depthwise_tiny"),
+    Case("depthwise_small", depthwise_small, (randn(3, 37, 6, 7), randn(37, 1, 5, 3), randn(37)), **LOOSE),
     gradients(
         (2, 6, 11, 13), (6, 1, 3, 2), padding=(2, 1), stride=(1, 3), dilation=(2, 1), groups=6, name="depthwise_far"
     ),
