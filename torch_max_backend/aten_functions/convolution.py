@@ -2,9 +2,9 @@
 
 On a CPU a kernel of this project convolves images and filters as torch lays them out (`mojo_kernels/filters.mojo`):
 MAX's needs both with channels last, and compiles again for every shape. Filters that see one channel each have kernels
-of their own there (`mojo_kernels/depthwise.mojo`), since their products have one row. On a GPU NVIDIA's library does
-(:mod:`~torch_max_backend.aten_functions.library_convolution`): MAX's own took 4 to 700 times as long. Everything here
-is written for any number of spatial sizes.
+of their own there (`mojo_kernels/planes.mojo`, `small_planes.mojo`; gradients: `depthwise.mojo`), since their products
+have one row. On a GPU NVIDIA's library does (:mod:`~torch_max_backend.aten_functions.library_convolution`): MAX's own
+took 4 to 700 times as long. Everything here is written for any number of spatial sizes.
 
 A transposed convolution is a plain one on a CPU: output ``o`` of stride ``s`` belongs to phase ``o % s``, and every
 phase is a convolution of the small image with every ``s``-th filter tap. All phases are computed at once, as channels,
