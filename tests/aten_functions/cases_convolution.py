@@ -190,6 +190,18 @@ CASES = [
     gradients((2, 37, 7, 8), (37, 1, 5, 3), padding=(3, 1), stride=(2, 1), groups=37, name="depthwise_small_strided"),
     gradients((3, 16, 2, 2), (16, 1, 5, 5), padding=4, dilation=2, groups=16, name="depthwise_tiny"),
     Case("depthwise_small", depthwise_small, (randn(3, 37, 6, 7), randn(37, 1, 5, 3), randn(37)), **LOOSE),
+    Case(
+        "depthwise_small_f64",
+        depthwise_small,
+        (
+            randn(3, 37, 6, 7, dtype=torch.float64),
+            randn(37, 1, 5, 3, dtype=torch.float64),
+            randn(37, dtype=torch.float64),
+        ),
+        rtol=1e-13,
+        atol=1e-13,
+        why=SUMS,
+    ),
     gradients(
         (2, 6, 11, 13), (6, 1, 3, 2), padding=(2, 1), stride=(1, 3), dilation=(2, 1), groups=6, name="depthwise_far"
     ),
