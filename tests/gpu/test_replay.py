@@ -182,9 +182,12 @@ def test_memory_is_given_back_when_the_function_dies() -> None:
         return torch.cuda.mem_get_info()[0]
 
     free_after(1)
-    # Other processes may use the device: what this one leaks, it leaks every time.
-    lost = [free_after(1) - free_after(2) for _ in range(4)]
-    assert min(lost) < 64 << 20, lost
+    lost: list[int] = []
+    for _ in range(12):  # other processes of the test run take memory meanwhile; what this one leaks, it leaks every time
+        lost.append(free_after(1) - free_after(2))
+        if lost[-1] < 64 << 20:
+            break
+    assert lost[-1] < 64 << 20, lost
 
 
 def test_decoding_with_a_static_cache() -> None:
