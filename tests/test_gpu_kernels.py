@@ -39,6 +39,8 @@ CPU_ONLY = {
     "tmb_filter_gradients_at_once": "on a GPU a library computes gradients",
     "tmb_channel_statistics": "on a GPU kernels for columns, or MAX, add up",
     "tmb_channel_gradients": "on a GPU kernels for columns, or MAX, add up",
+    "tmb_layer_norm": "on a GPU rows are normalized by kernels of their own",
+    "tmb_layer_norm_gradients": "on a GPU rows have kernels of their own, or MAX adds up",
     "tmb_depthwise_image_gradient": "on a GPU a library computes gradients",
     "tmb_depthwise_filter_gradient": "on a GPU a library computes gradients",
     "tmb_turned_product": "on a GPU a library or MAX multiplies",

@@ -405,6 +405,32 @@ CASES = [
         atol=4e-2,
         why=ROUNDING,
     ),
+    Case(
+        "layer_norm_backward_f64",
+        layer_norm_backward,
+        (randn(4, 3, 37, dtype=F64), randn(4, 3, 37, dtype=F64), randn(37, dtype=F64), randn(37, dtype=F64)),
+    ),
+    # Rows of several tasks and blocks, and rows of several pieces, on a CPU.
+    Case("layer_norms_of_many_rows", layer_norms, (randn(300, 2, 125), randn(125), randn(125))),
+    Case(
+        "layer_norm_backward_of_many_rows",
+        layer_norm_backward,
+        (randn(300, 2, 125), randn(300, 2, 125), randn(125), randn(125)),
+        atol=1e-4,
+        why="eager adds up 600 products in float32: partial sums of 25, each rounded by 1e-6, at random 25 of them",
+    ),
+    Case(
+        "layer_norm_backward_of_long_rows",
+        layer_norm_backward,
+        (randn(3, 2, 2501), randn(3, 2, 2501), randn(2501), randn(2501)),
+    ),
+    Case(
+        "layer_norm_backward_dynamic",
+        layer_norm_backward,
+        (randn(4, 3, 24), randn(4, 3, 24), randn(24), randn(24)),
+        dynamic=True,
+        second=(randn(5, 2, 40), randn(5, 2, 40), randn(40), randn(40)),
+    ),
     Case("group_norms", group_norms, IMAGE),
     Case("group_norms_bf16", group_norms, IMAGE_BF16, atol=3e-2, why=ROUNDING),
     Case(

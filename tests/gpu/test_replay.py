@@ -183,7 +183,9 @@ def test_memory_is_given_back_when_the_function_dies() -> None:
 
     free_after(1)
     lost: list[int] = []
-    for _ in range(12):  # other processes of the test run take memory meanwhile; what this one leaks, it leaks every time
+    for _ in range(
+        12
+    ):  # other processes of the test run take memory meanwhile; what this one leaks, it leaks every time
         lost.append(free_after(1) - free_after(2))
         if lost[-1] < 64 << 20:
             break

@@ -26,6 +26,7 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
+from torch_max_backend.aten_functions.layer_norm import layer_norm, layer_norm_in_front, serves_layer_norm
 from torch_max_backend.aten_functions.reductions import count, mean_axes, moments, reduce_axes, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.rows import (
@@ -65,6 +66,9 @@ def native_layer_norm(
         normed = row_norm(rows, w, b, eps, is_centred=True)
         return finish_all([normed.y, normed.mean, normed.rstd])
     if is_used(1) or is_used(2) or eps <= 0:
+        if serves_layer_norm(rows):
+            found = layer_norm(rows, w, b, eps, out_dtype())
+            return finish_all([found.y, found.mean, found.rstd])
         mean, variance = moments(rows, [1])
         rstd = reciprocal_root(variance, eps)
         y = (cast(rows, mean.dtype) - mean) * rstd
@@ -118,6 +122,17 @@ def native_layer_norm_backward(
     if output_mask[0] and serves_gradient(input, rows):
         found = gradients_of_rows(grad_out, input, mean, rstd, weight)
         return finish_all([found.x, found.weight if output_mask[1] else None, found.bias if output_mask[2] else None])
+    if output_mask[0] and serves_layer_norm(input):
+        of_x, of_weight, of_bias = layer_norm_in_front(
+            reshape(grad_out, rows),
+            reshape(input, rows),
+            reshape(mean, rows[:1]),
+            reshape(rstd, rows[:1]),
+            None if weight is None else reshape(weight, rows[1:]),
+            out_dtype(),
+            output_mask[1] or output_mask[2],
+        )
+        return finish_all([of_x, of_weight if output_mask[1] else None, of_bias if output_mask[2] else None])
     grad, x = (cast(reshape(v, rows), dtype) for v in (grad_out, input))
     mean, rstd = (cast(reshape(v, [rows[0], 1]), dtype) for v in (mean, rstd))
     results: list[TensorValue | None] = [None, None, None]
