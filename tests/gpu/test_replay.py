@@ -182,10 +182,9 @@ def test_memory_is_given_back_when_the_function_dies() -> None:
         return torch.cuda.mem_get_info()[0]
 
     free_after(1)
+    # Other processes of the test run take memory meanwhile; what this one leaks, it leaks every time.
     lost: list[int] = []
-    for _ in range(
-        12
-    ):  # other processes of the test run take memory meanwhile; what this one leaks, it leaks every time
+    for _ in range(12):
         lost.append(free_after(1) - free_after(2))
         if lost[-1] < 64 << 20:
             break
