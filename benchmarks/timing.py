@@ -50,7 +50,7 @@ class CpuClock:
         """Nothing to wait for."""
 
     def calibrate(self, call: Call) -> int:
-        """How many calls make a sample: by a loop as long as one, since a few calls from cold take many times longer."""
+        """How many calls make a sample: by a loop as long as one, since a few cold calls take many times longer."""
         count = _calls_for(self.sample_s, self.loop(call, 0, 3))
         return _calls_for(self.sample_s, self.loop(call, 3, count))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Sequence
@@ -11,18 +12,27 @@ from typing import Any
 import torch
 from max.engine import Model
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend import aten_functions  # noqa: F401  (registers every lowering)
-from torch_max_backend.compiler.compile import CompileStats, compile_in_background, compile_regions, is_batching
+from torch_max_backend.compiler.compile import (
+    CompileStats,
+    compile_early,
+    compile_in_background,
+    compile_regions,
+    is_batching,
+)
 from torch_max_backend.compiler.lowering import NodeRefused, mismatch_error
 from torch_max_backend.compiler.machine import elsewhere, fake_like
 from torch_max_backend.diagnostics.report import GraphReport, Island
 from torch_max_backend.errors import CompileError, UnsupportedOpError
 from torch_max_backend.graph.classify import as_run_by_torch
+from torch_max_backend.graph.joint import BACKWARD
 from torch_max_backend.graph.partition import Plan, partition
 from torch_max_backend.graph.rewrites import rewrite
 from torch_max_backend.graph.specialize import specialize
 from torch_max_backend.graph.taken import left_to_torch
+from torch_max_backend.graph.tensors import symbols_of
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.compiled_graph import CompiledGraph
 from torch_max_backend.runtime.executable import call_spec
@@ -32,6 +42,7 @@ log = logging.getLogger("torch_max_backend")
 
 def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Options) -> CompiledGraph:
     """Compile one functional ATen graph: rewrite, partition, lower and compile the regions, write the call path."""
+    backward = gm.meta.pop(BACKWARD, None)
     with left_to_torch(options.torch_executed_ops):
         gm = rewrite(gm)
     static = _static_inputs(gm)
@@ -47,7 +58,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
             if options.compile == "background" and not is_batching():
                 compiled = compile_in_background(plan.regions, options, build.finish)
             else:
-                compiled = compile_regions(plan.regions, options)
+                compiled = compile_regions(plan.regions, options, lambda: _begin_backward(backward, options))
             break
         except NodeRefused as refusal:
             if refusal.symbols and specialize(refusal.node, refusal.symbols):
@@ -67,6 +78,33 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
     if compiled is not None:
         build.finish(*compiled)
     return build.graph
+
+
+def _begin_backward(backward: fx.GraphModule | None, options: Options) -> None:
+    """Have the backward of a graph compiled while its forward is, cut and lowered as it will be when it is called.
+
+    Left for then: whatever is wrong with it, and one with symbolic sizes, which may need guards.
+    """
+    if backward is None or options.compile_workers == 1:
+        return
+    if any(symbols_of(n.meta.get("val")) for n in backward.graph.nodes):
+        return
+    try:
+        with unset_fake_temporarily():
+            gm = copy.deepcopy(backward)
+        with left_to_torch(options.torch_executed_ops):
+            gm = rewrite(gm)
+        refused: dict[fx.Node, str] = {}
+        while True:
+            plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
+            if options.fallback == "error" and plan.islands:
+                return
+            try:
+                return compile_early(plan.regions, options)
+            except NodeRefused as refusal:
+                refused[refusal.node] = refusal.reason
+    except Exception as error:  # the backward says what is wrong when it is called
+        log.info("a backward is not compiled early: %s", error)
 
 
 @dataclass(frozen=True)

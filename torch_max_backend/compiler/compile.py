@@ -15,6 +15,7 @@ from max.engine import Model
 
 from torch_max_backend.aten_functions.context import CodeSettings
 from torch_max_backend.background import over, taking_over, under_way
+from torch_max_backend.compiler import early
 from torch_max_backend.compiler.job import (
     Job,
     Lowered,
@@ -29,7 +30,7 @@ from torch_max_backend.compiler.job import (
 from torch_max_backend.compiler.key import key_of, key_parts
 from torch_max_backend.compiler.lowering import refuse_negative_numbers
 from torch_max_backend.compiler.machine import Target, elsewhere
-from torch_max_backend.compiler.pool import is_closing
+from torch_max_backend.compiler.pool import is_closing, stop
 from torch_max_backend.compiler.store import Store
 from torch_max_backend.compiler.stores import store_for as store_for
 from torch_max_backend.diagnostics.report import CompileStats
@@ -113,10 +114,15 @@ def is_batching() -> bool:
 
 
 # -- while the caller waits ----------------------------------------------------------------------------------------
-def compile_regions(regions: list[Region], options: Options) -> tuple[list[Model], CompileStats] | None:
+def compile_regions(
+    regions: list[Region], options: Options, meanwhile: Callable[[], None] = lambda: None
+) -> tuple[list[Model], CompileStats] | None:
     """Models for ``regions``, in order, from the store or the compiler; ``None`` if they were put off.
 
     All that are missing become one module; equal regions are one job.
+
+    Args:
+        meanwhile: Called once the compiler is at work, if it has anything to do.
 
     Raises:
         NodeRefused: A lowering declined a node; nothing was compiled.
@@ -128,14 +134,28 @@ def compile_regions(regions: list[Region], options: Options) -> tuple[list[Model
         _batch.jobs.update(found.missing)
         return None
     if found.missing:
+        early.wait(found.missing)
         with found.store.locked(found.missing):
             found.take_over()
             if found.missing:
                 start = time.perf_counter()
                 lowered = lower(list(found.missing.values()))
                 found.stats.lower_s += time.perf_counter() - start
-                _compile(found, lowered, options)
+                _compile(found, lowered, options, meanwhile=meanwhile)
+    found.count_early()
     return found.in_order(), found.stats
+
+
+def compile_early(regions: list[Region], options: Options) -> None:
+    """Have another process compile ``regions``, which the program will ask for soon.
+
+    Raises:
+        NodeRefused: A lowering declined a node; nothing is compiled.
+    """
+    store = store_for(options)
+    jobs = {job.key: job for job in (_job(region, store) for region in regions) if store.get(job.key) is None}
+    if jobs:
+        early.begin(list(jobs.values()))
 
 
 # -- in the background ---------------------------------------------------------------------------------------------
@@ -201,6 +221,12 @@ class Lookup:
                 self.stats.hits += 1
                 del self.missing[key]
 
+    def count_early(self) -> None:
+        """What was compiled early counts as compiled for whoever asks first, though the store has it by now."""
+        seconds = early.claim(self.stats.keys)
+        self.stats.hits -= len(seconds)
+        self.stats.compile_s += sum(seconds)
+
     def in_order(self) -> list[Model]:
         """The models of the regions, once none is missing."""
         return [self.models[job.key] for job in self.jobs]
@@ -216,16 +242,20 @@ def code_settings(target: Target) -> CodeSettings:
     )
 
 
+def _job(region: Region, store: Store) -> Job:
+    refuse_negative_numbers(region)
+    devices = devices_of(region)
+    target, name = target_for(devices)
+    settings = code_settings(target)
+    parts = key_parts(region, settings, name)
+    return Job(region, key_of(parts), parts, devices, settings, store)
+
+
 def _look_up(regions: list[Region], options: Options) -> Lookup:
     store = store_for(options)
     found = Lookup(store, CompileStats(len(regions)))
     for region in regions:
-        refuse_negative_numbers(region)
-        devices = devices_of(region)
-        target, name = target_for(devices)
-        settings = code_settings(target)
-        parts = key_parts(region, settings, name)
-        found.jobs.append(Job(region, key_of(parts), parts, devices, settings, store))
+        found.jobs.append(_job(region, store))
         found.stats.keys.append(found.jobs[-1].key)
     for job in found.jobs:
         if _batch is not None:
@@ -265,9 +295,21 @@ def _load(store: Store, key: str) -> Model | None:
         return None
 
 
-def _compile(found: Lookup, lowered: Lowered, options: Options, show: bool = True) -> None:
+def _compile(
+    found: Lookup,
+    lowered: Lowered,
+    options: Options,
+    show: bool = True,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
     """Compile a module, save it and load its models."""
-    artifact, seconds = result(lowered, submit(lowered, options), options, show)
+    future = submit(lowered, options)
+    try:
+        meanwhile()
+    except BaseException:
+        stop(future)
+        raise
+    artifact, seconds = result(lowered, future, options, show)
     found.stats.compile_s += seconds
     with taking_over:
         save(artifact, lowered.jobs)

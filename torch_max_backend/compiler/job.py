@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_max_backend.aten_functions.context import CodeSettings
 from torch_max_backend.compiler.lowering import build_graph
 from torch_max_backend.compiler.machine import Target
-from torch_max_backend.compiler.pool import pool_for
+from torch_max_backend.compiler.pool import pool_for, stop
 from torch_max_backend.compiler.store import Store
 from torch_max_backend.diagnostics.progress import about_seconds, wait_for
 from torch_max_backend.errors import CompileError
@@ -125,7 +125,7 @@ def result(
     except CompileError:
         raise
     except BaseException:
-        pool_for(lowered.target, options.compile_workers).stop(future)
+        stop(future)
         raise
     store.note_compile(seconds, kinds, lowered.target.api)
     log.info("compiled in %.1f s", seconds)

@@ -18,6 +18,8 @@ from torch_max_backend.compiler.machine import Target
 from torch_max_backend.compiler.scratch import ScratchFolder
 from torch_max_backend.errors import CompileError
 
+NICENESS_EARLY = 5
+"""How much a compile that nobody waits for yet gives way: its weight is a third of the others'."""
 STDERR_KEPT = 6000
 """Characters of compiler output that an error message carries."""
 
@@ -28,8 +30,8 @@ ENDS = "nothing is compiled any more: the program ends"
 class Worker:
     """One compile process, started on first use and again after a crash."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, niceness: int = 0) -> None:
+        self.target, self.niceness = target, niceness
         self.process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()  # held where the process is started, stopped or forgotten
         self._closed = False
@@ -90,7 +92,10 @@ class Worker:
         with open(self.log, "w") as log:
             return subprocess.Popen(
                 # -P: the folder that the program happens to run in may hold another torch_max_backend.
-                [sys.executable, "-P", "-m", "torch_max_backend.compiler.worker", str(os.getpid())],
+                [
+                    *(sys.executable, "-P", "-m", "torch_max_backend.compiler.worker"),
+                    *(str(os.getpid()), str(self.niceness)),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -132,8 +137,8 @@ class CompilePool:
     started it ends. The threads are no reason for the program to go on.
     """
 
-    def __init__(self, target: Target, size: int) -> None:
-        self.workers = [Worker(target) for _ in range(size)]
+    def __init__(self, target: Target, size: int, niceness: int = 0) -> None:
+        self.workers = [Worker(target, niceness) for _ in range(size)]
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._running: dict[Future[tuple[bytes, float]], Worker] = {}
         for worker in self.workers:
@@ -163,7 +168,7 @@ class CompilePool:
             del job
 
     def stop(self, future: Future[tuple[bytes, float]]) -> None:
-        """Give up a compile that nobody waits for any more."""
+        """Give up a compile, if this pool has it."""
         if not future.cancel() and (worker := self._running.get(future)):
             worker.stop()
 
@@ -173,20 +178,34 @@ class CompilePool:
             worker.close()
 
 
-_pools: dict[tuple[Target, int], CompilePool] = {}
+_pools: dict[tuple[Target, int, int], CompilePool] = {}
 _lock = threading.Lock()
 
 
 def pool_for(target: Target, workers: int = 0) -> CompilePool:
     """The process-wide pool of a target. ``workers=0`` means one per two cores: a compile uses a little over one."""
-    size = workers or max(1, (os.cpu_count() or 2) // 2)
+    return _pool(target, workers or max(1, (os.cpu_count() or 2) // 2), 0)
+
+
+def pool_early(target: Target) -> CompilePool:
+    """The pool for what nobody waits for yet: one worker, which gives way to those of :func:`pool_for`."""
+    return _pool(target, 1, NICENESS_EARLY)
+
+
+def _pool(target: Target, size: int, niceness: int) -> CompilePool:
+    key = (target, size, niceness)
     with _lock:
         if _closing:
             raise CompileError(ENDS)
-        key = (target, size)
         if key not in _pools:
-            _pools[key] = CompilePool(target, size)
+            _pools[key] = CompilePool(*key)
         return _pools[key]
+
+
+def stop(future: Future[tuple[bytes, float]]) -> None:
+    """Give up a compile that nobody waits for any more, whichever pool has it."""
+    for pool in list(_pools.values()):
+        pool.stop(future)
 
 
 _closing = False

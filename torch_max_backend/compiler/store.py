@@ -181,22 +181,26 @@ class Store:
         self._warned = True
 
     @contextmanager
-    def locked(self, keys: Iterable[str]) -> Iterator[None]:
+    def locked(self, keys: Iterable[str], wait: bool = True) -> Iterator[None]:
         """Hold the locks of ``keys`` against other processes (and other threads); wait for those that have them.
 
         The operating system frees the locks of a process that dies. Without a folder that can be written nothing is
         locked: the same region may then be compiled twice.
+
+        Raises:
+            filelock.Timeout: Without ``wait``, if another one has a lock.
         """
         with ExitStack() as stack:
             for key in sorted(keys):  # in one order everywhere, so that no two wait for each other
                 lock = FileLock(self.folder / FORMAT / "locks" / f"{key}.lock", thread_local=False)
                 try:
                     Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-                    try:
-                        lock.acquire(timeout=0)
-                    except Timeout:
-                        log.info("waiting for another process that compiles the same region")
-                        lock.acquire()
+                    lock.acquire(timeout=0)
+                except Timeout:
+                    if not wait:
+                        raise
+                    log.info("waiting for another process that compiles the same region")
+                    lock.acquire()
                 except OSError as error:
                     self._warn(error)
                     break

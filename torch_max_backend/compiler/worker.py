@@ -1,9 +1,9 @@
 """A compile worker: a process of its own that turns MAX graphs (as bytecode) into artifacts.
 
-Run as ``python -m torch_max_backend.compiler.worker PARENT``, with its parent's process id. It reads one JSON job a
-line from standard input and answers with one JSON line on its original standard output; whatever the compiler prints
-goes to standard error, which the parent keeps for the error message. A crash of the compiler ends this process and
-nothing else.
+Run as ``python -m torch_max_backend.compiler.worker PARENT NICENESS``, with its parent's process id and how much it
+gives way to other processes. It reads one JSON job a line from standard input and answers with one JSON line on its
+original standard output; whatever the compiler prints goes to standard error, which the parent keeps for the error
+message. A crash of the compiler ends this process and nothing else.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def compile_to_file(session: Any, job: dict[str, Any]) -> None:
 def main() -> None:
     """Serve jobs until standard input closes."""
     _die_with_parent(int(sys.argv[1]))
+    os.nice(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

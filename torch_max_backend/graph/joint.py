@@ -26,6 +26,10 @@ SAVED_FROM = "torch_max_backend_saved_from"
 """What an output node's ``meta`` calls the position from which on a forward's outputs are saved for its backward."""
 
 
+BACKWARD = "torch_max_backend_backward"
+"""What a forward's ``meta`` calls its backward."""
+
+
 def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Rewrite the joint graph, and cut it into forward and backward. ``how`` is min-cut's."""
     for step in PASSES:
@@ -34,6 +38,7 @@ def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.
     forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **how)
     save_wholes(forward, backward, how["num_fwd_outputs"])
     forward.graph.output_node().meta[SAVED_FROM] = how["num_fwd_outputs"]
+    forward.meta[BACKWARD] = backward
     return forward, backward
 
 
