@@ -52,7 +52,12 @@ class Options:
     compile: Literal["wait", "background"] = _option(
         "wait", "Whether a call waits for its graph to be compiled, or runs in eager until it is."
     )
-    compile_workers: int = _option(0, "Processes that compile at the same time; 0 means one per two cores.", least=0)
+    compile_workers: int = _option(
+        0,
+        "Processes that compile at the same time; 0 means one per two cores, and one more for backwards that nobody "
+        "waits for yet.",
+        least=0,
+    )
     device_graphs: bool = _option(
         False,
         "On a GPU, record what a call enqueues once per shape and play it back in one launch; "
