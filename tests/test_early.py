@@ -83,6 +83,17 @@ def test_what_fails_or_has_not_begun_is_left_to_who_needs_it(
         pass
 
 
+def test_an_artifact_that_cannot_be_saved_counts_for_nothing(
+    compiles: list[Future[Any]], jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early, "save", lambda *saved: None)  # as a store without room does, after a warning
+    early.begin(jobs)
+    compiles[0].set_running_or_notify_cancel()
+    compiles[0].set_result((b"artifact", 3.0))
+    early.wait([jobs[0].key])
+    assert early.claim([jobs[0].key]) == []
+
+
 def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return ((x @ weight).tanh() * x).square().mean()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ def _begin_backward(backward: fx.GraphModule | None, options: Options) -> None:
 
     Left for then: whatever is wrong with it, and one with symbolic sizes, which may need guards.
     """
-    if backward is None or options.compile_workers == 1:
+    if backward is None or options.compile_workers == 1 or os.cpu_count() == 1:
         return
     if any(symbols_of(n.meta.get("val")) for n in backward.graph.nodes):
         return

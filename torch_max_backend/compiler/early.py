@@ -77,11 +77,13 @@ def begin(jobs: list[Job]) -> None:
 
 def _finish(compile: _Compile, locks: ExitStack) -> None:
     """Save what was compiled; runs in the thread of the worker, or in one that gives the compile up."""
-    seconds = None
+    saved: list[str] = []
+    seconds = 0.0
     try:
         artifact, seconds = compile.future.result()
         with taking_over:
             save(artifact, compile.lowered.jobs)
+        saved = [job.key for job in compile.lowered.jobs if job.store.get(job.key) is not None]
     except CancelledError:
         pass
     except Exception as error:  # nobody waits: whoever needs the regions compiles them, and is told what is wrong
@@ -90,9 +92,8 @@ def _finish(compile: _Compile, locks: ExitStack) -> None:
     finally:
         with _lock:
             for key in compile.keys:
-                del _under_way[key]
-                if seconds is not None:
-                    _compiled[key] = seconds / len(compile.keys)
+                _under_way.pop(key, None)  # without locks there may have been two compiles of a region
+            _compiled.update(dict.fromkeys(saved, seconds / len(compile.keys)))
         locks.close()
         compile.over.set_result(None)
 
