@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from max.dtype import DType
 from max.graph import Dim, TensorValue
 
-from torch_max_backend.aten_functions.channel_norm import channel_gradients, channel_statistics, serves_channels
+from torch_max_backend.aten_functions.channel_norm import channel_gradients, channel_statistics
 from torch_max_backend.aten_functions.common import (
     before_widening,
     cast,
     constant,
     full,
+    is_float_on_cpu,
     reshape,
 )
 from torch_max_backend.aten_functions.context import is_read_later, now_stored, out_dtype, out_shape
@@ -99,7 +100,7 @@ def _batch_norm(
     given = None if running[0] is None or running[1] is None else (running[0], running[1])
     if (training or given is None) and are_columns(x, _other_axes(x, axis)):
         return _column_batch_norm(x, image, weight, bias, given, momentum, eps)
-    if (training or given is None) and serves_channels(x):
+    if (training or given is None) and is_float_on_cpu(x):
         return _channel_batch_norm(x, weight, bias, given, momentum, eps)
     if training or given is None:
         mean, variance = moments(x, _other_axes(x, axis))
@@ -295,7 +296,7 @@ def native_batch_norm_backward(
         if grad is not grad_out:
             now_stored(operand, channels_first(grad) if axis > 1 else grad)
         return tuple(found)
-    if train and serves_channels(input):
+    if train and is_float_on_cpu(input):
         return _channel_batch_norm_gradients(grad_out, input, weight, (mean, rstd), output_mask)
     # What is read twice MAX stores, in float32: x - mean and mean - x differ by their sign alone, and exactly.
     along, total = sum_axes(grad * (x - mean), axes), sum_axes(grad, axes)

@@ -5,19 +5,11 @@ MAX compiles a reduction for every shape, and a batch norm has four of them; the
 
 from __future__ import annotations
 
-from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 
 from torch_max_backend.aten_functions.common import full, mojo_op, numel, reshape
 from torch_max_backend.aten_functions.dtypes import accumulator
 from torch_max_backend.aten_functions.rows import BatchGradients, BatchStatistics
-
-_FLOATS = (DType.float32, DType.float64, DType.bfloat16, DType.float16)
-
-
-def serves_channels(x: TensorValue) -> bool:
-    """Whether these kernels take ``x`` [N, C, *S]."""
-    return not x.device.is_gpu() and x.dtype in _FLOATS
 
 
 def _in_pixels(x: TensorValue) -> TensorValue:

@@ -93,6 +93,11 @@ def promote(*operands: Operand, dtype: DType | None = None) -> list[TensorValue]
 
 
 # -- shapes --------------------------------------------------------------------------------------------------------
+def is_float_on_cpu(x: TensorValue) -> bool:
+    """Whether the kernels that normalize on a CPU take ``x``: float32, float64, bfloat16 or float16 there."""
+    return not x.device.is_gpu() and x.dtype in (DType.float32, DType.float64, DType.bfloat16, DType.float16)
+
+
 def static(dim: Dim | int) -> int | None:
     """The size as an int if it is known at compile time."""
     return int(dim) if isinstance(dim, int | StaticDim) else None

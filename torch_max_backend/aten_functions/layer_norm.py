@@ -10,13 +10,6 @@ from max.graph import DeviceRef, TensorValue, ops
 from torch_max_backend.aten_functions.common import before_widening, cast, mojo_op
 from torch_max_backend.aten_functions.dtypes import accumulator
 
-_FLOATS = (DType.float32, DType.float64, DType.bfloat16, DType.float16)
-
-
-def serves_layer_norm(x: TensorValue) -> bool:
-    """Whether these kernels take ``x``."""
-    return not x.device.is_gpu() and x.dtype in _FLOATS
-
 
 @dataclass(frozen=True)
 class LayerNormed:

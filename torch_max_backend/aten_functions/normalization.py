@@ -19,6 +19,7 @@ from torch_max_backend.aten_functions.common import (
     cast,
     constant,
     full,
+    is_float_on_cpu,
     known,
     numel,
     reshape,
@@ -26,7 +27,7 @@ from torch_max_backend.aten_functions.common import (
 )
 from torch_max_backend.aten_functions.context import is_used, out_dtype, out_shape
 from torch_max_backend.aten_functions.dtypes import accumulator
-from torch_max_backend.aten_functions.layer_norm import layer_norm, layer_norm_in_front, serves_layer_norm
+from torch_max_backend.aten_functions.layer_norm import layer_norm, layer_norm_in_front
 from torch_max_backend.aten_functions.reductions import count, mean_axes, moments, reduce_axes, sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.rows import (
@@ -66,7 +67,7 @@ def native_layer_norm(
         normed = row_norm(rows, w, b, eps, is_centred=True)
         return finish_all([normed.y, normed.mean, normed.rstd])
     if is_used(1) or is_used(2) or eps <= 0:
-        if serves_layer_norm(rows):
+        if is_float_on_cpu(rows):
             found = layer_norm(rows, w, b, eps, out_dtype())
             return finish_all([found.y, found.mean, found.rstd])
         mean, variance = moments(rows, [1])
@@ -122,7 +123,7 @@ def native_layer_norm_backward(
     if output_mask[0] and serves_gradient(input, rows):
         found = gradients_of_rows(grad_out, input, mean, rstd, weight)
         return finish_all([found.x, found.weight if output_mask[1] else None, found.bias if output_mask[2] else None])
-    if output_mask[0] and serves_layer_norm(input):
+    if output_mask[0] and is_float_on_cpu(input):
         of_x, of_weight, of_bias = layer_norm_in_front(
             reshape(grad_out, rows),
             reshape(input, rows),
