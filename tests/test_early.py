@@ -124,9 +124,14 @@ def test_a_backward_compiles_beside_its_forward(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.filterwarnings("ignore:max_backend. torch runs")  # the compiler fails, so that nothing takes time
-@pytest.mark.parametrize(("workers", "early_ones"), [(0, 1), (1, 0)])
-def test_one_worker_compiles_one_thing_at_a_time(
-    compiles: list[Future[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, early_ones: int
+@pytest.mark.parametrize(("workers", "dynamic", "early_ones"), [(0, False, 1), (1, False, 0), (0, True, 0)])
+def test_one_worker_or_symbolic_sizes_leave_a_backward_for_later(
+    compiles: list[Future[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    workers: int,
+    dynamic: bool,
+    early_ones: int,
 ) -> None:
     def submit(self: pool.CompilePool, *job: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -135,7 +140,8 @@ def test_one_worker_compiles_one_thing_at_a_time(
 
     monkeypatch.setattr(pool.CompilePool, "submit", submit)
     options = {"cache_dir": str(tmp_path), "compile_workers": workers}
-    torch.testing.assert_close(gradients(torch.compile(loss, backend="max_backend", options=options)), gradients(loss))
+    function = torch.compile(loss, backend="max_backend", options=options, dynamic=dynamic)
+    torch.testing.assert_close(gradients(function), gradients(loss))
     assert len(compiles) == early_ones
 
 
