@@ -38,8 +38,8 @@ from rich.progress import track
 from rich.table import Table
 
 from torch_max_backend import aten_functions, max_backend  # noqa: F401  (imported once, before any fork)
-from torch_max_backend.compiler import prebuild, scratch  # noqa: F401
-from torch_max_backend.compiler.store import FORMAT, Record, Store
+from torch_max_backend.compile import scratch_folder
+from torch_max_backend.compile.cache.store import FORMAT, Record, Store
 
 LIMIT_S = 240.0
 """A process that takes longer hangs."""
@@ -84,7 +84,7 @@ def start(function: Callable[[], None], log: Path) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
-        from torch_max_backend.compiler.pool import close_pools
+        from torch_max_backend.compile.worker_pool import close_pools
 
         close_pools()  # what the end of a program does
         os._exit(status)
@@ -160,9 +160,9 @@ class Arena:
     def sweep(self, row: Row) -> None:
         """Delete what dead processes left, as later ones do; nothing may stay."""
         files = self.store.remove_abandoned(-1.0)
-        folders = scratch.remove_abandoned(-1.0)
+        folders = scratch_folder.remove_abandoned(-1.0)
         row.notes += f"{files} files and {folders} folders of killed processes deleted later"
-        left = [*(self.store.folder / FORMAT / "tmp").glob("*"), *self.temporary.glob(f"{scratch.PREFIX}*")]
+        left = [*(self.store.folder / FORMAT / "tmp").glob("*"), *self.temporary.glob(f"{scratch_folder.PREFIX}*")]
         row.faults += [f"left over: {path.name}" for path in left]
 
     def _processes(self) -> list[int]:

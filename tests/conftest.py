@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.processes import Processes
+from tests.support.processes import Processes
 from torch_max_backend import get_accelerators
-from torch_max_backend.graph.partition import Plan, _Cut
+from torch_max_backend.partition.partitioner import Plan, _Cut
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from torch_max_backend.errors import EnvironmentUnsupportedError, MaxBackendError, OptionError
+from torch_max_backend.base.errors import EnvironmentUnsupportedError, MaxBackendError, OptionError
+from torch_max_backend.base.versions import check_versions, found
 from torch_max_backend.options import (
     ENVIRONMENT_ONLY,
     FIELDS,
@@ -22,7 +23,6 @@ from torch_max_backend.options import (
     resolve,
     table,
 )
-from torch_max_backend.versions import check_versions, found
 
 
 @pytest.fixture(autouse=True)

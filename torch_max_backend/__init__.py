@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from torch_max_backend.base.versions import check_versions
 from torch_max_backend.options import flag
-from torch_max_backend.versions import check_versions
 
 check_versions()  # before MAX is imported: another version of it may fail in ways that say less
 
@@ -24,22 +24,22 @@ if flag("BEARTYPE"):
 if TYPE_CHECKING:
     from torch_max_backend.aten_functions.registry import map_to
     from torch_max_backend.backend import max_backend
-    from torch_max_backend.background import wait_for_compiles
-    from torch_max_backend.compiler.compile import compile_together
+    from torch_max_backend.base.errors import MaxBackendError, Unsupported
+    from torch_max_backend.compile.compiler import compile_together
+    from torch_max_backend.compile.pending import wait_for_compiles
     from torch_max_backend.diagnostics.report import reports
-    from torch_max_backend.errors import MaxBackendError, Unsupported
     from torch_max_backend.runtime.session import get_accelerators
 
 # Loaded on first use: a compile worker imports this package, and must not pay for torch.
 _WHERE = {
-    "MaxBackendError": "errors",
-    "Unsupported": "errors",
-    "compile_together": "compiler.compile",
+    "MaxBackendError": "base.errors",
+    "Unsupported": "base.errors",
+    "compile_together": "compile.compiler",
     "get_accelerators": "runtime.session",
     "map_to": "aten_functions.registry",
     "max_backend": "backend",
     "reports": "diagnostics.report",
-    "wait_for_compiles": "background",
+    "wait_for_compiles": "compile.pending",
 }
 
 __all__ = [

@@ -14,10 +14,10 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
+from torch_max_backend.capture.composite_ops import stay_whole
 from torch_max_backend.diagnostics import logs
-from torch_max_backend.graph.composites import stay_whole
+from torch_max_backend.frontend.warm_start import is_ahead_of_time, warm_start
 from torch_max_backend.options import Options, resolve
-from torch_max_backend.warm_start import is_ahead_of_time, warm_start
 
 
 def max_backend(
@@ -51,7 +51,7 @@ def max_backend(
     _check_devices(devices, chosen)
     trace = functools.partial(_trace, options=chosen, devices=devices)
     if chosen.compile == "background" and chosen.fallback != "error":  # which promises to raise here
-        from torch_max_backend.background import TracedLater, can_trace_later
+        from torch_max_backend.frontend.background_tracing import TracedLater, can_trace_later
 
         if can_trace_later(gm, example_inputs):
             return TracedLater(gm, trace)
@@ -75,15 +75,15 @@ def _trace(
     with kept.settings(), stay_whole(example_inputs):
         function = aot_autograd(**kept.compilers(compiler), **common)(gm, example_inputs)
     if is_ahead_of_time():
-        from torch_max_backend.ahead_of_time import AheadOfTimeFunction
+        from torch_max_backend.frontend.ahead_of_time import AheadOfTimeFunction
 
         return AheadOfTimeFunction.of(function)
     return function
 
 
 def _cut(torch_executed_ops: tuple[str, ...], *args: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    from torch_max_backend.graph.joint import partition
-    from torch_max_backend.graph.taken import left_to_torch
+    from torch_max_backend.capture.joint_graph import partition
+    from torch_max_backend.capture.user_controlled_ops import left_to_torch
 
     with left_to_torch(torch_executed_ops):
         return partition(*args, **how)
@@ -91,7 +91,7 @@ def _cut(torch_executed_ops: tuple[str, ...], *args: Any, **how: Any) -> tuple[f
 
 def _compiler(options: Options) -> Callable[..., Any]:
     def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
-        from torch_max_backend import pipeline
+        from torch_max_backend.frontend import pipeline
 
         return pipeline.compile_graph(gm, example_inputs, options=options)
 
@@ -114,7 +114,7 @@ class _Decompositions(Mapping[Any, Any]):
     @functools.cached_property
     def table(self) -> dict[Any, Any]:
         """The table itself."""
-        from torch_max_backend.graph.decompositions import decomposition_table
+        from torch_max_backend.capture.decompositions import decomposition_table
 
         return decomposition_table()
 

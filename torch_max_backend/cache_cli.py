@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Look into the store of compiled re
 
 def _store():  # type: ignore[no-untyped-def]
     """The store that the environment's options choose. Imported late: the engine takes a second to load."""
-    from torch_max_backend.compiler.compile import store_for
+    from torch_max_backend.compile.compiler import store_for
     from torch_max_backend.options import resolve
 
     return store_for(resolve())
@@ -72,10 +72,10 @@ def prebuild(
     export: Path | None = typer.Option(None, help="Also write the function's regions to this bundle."),
 ) -> None:
     """Compile for a machine that is not this one what a function compiles. It runs on fake tensors."""
-    from torch_max_backend.compiler.bundle import export_bundle
-    from torch_max_backend.compiler.machine import Machine
-    from torch_max_backend.compiler.prebuild import load_function
-    from torch_max_backend.compiler.prebuild import prebuild as build
+    from torch_max_backend.base.target import Machine
+    from torch_max_backend.compile.cache.bundle import export_bundle
+    from torch_max_backend.frontend.prebuild import load_function
+    from torch_max_backend.frontend.prebuild import prebuild as build
     from torch_max_backend.options import resolve
 
     if bool(host) != bool(cpu):
@@ -122,8 +122,8 @@ def explain(
 def _explain_function(function: str, device: str) -> None:
     import torch
 
-    from torch_max_backend.compiler.machine import Machine
-    from torch_max_backend.compiler.prebuild import load_function, regions_of
+    from torch_max_backend.base.target import Machine
+    from torch_max_backend.frontend.prebuild import load_function, regions_of
     from torch_max_backend.runtime.session import get_accelerators
 
     with _told():
@@ -148,7 +148,7 @@ def _explain_function(function: str, device: str) -> None:
 @contextmanager
 def _told() -> Iterator[None]:
     """Turn what goes wrong in a user's function, or on the way to it, into a message and an exit status."""
-    from torch_max_backend.errors import MaxBackendError
+    from torch_max_backend.base.errors import MaxBackendError
 
     try:
         yield
@@ -176,7 +176,7 @@ def clear() -> None:
 @app.command("export")
 def export_file(file: Path = typer.Argument(help="The bundle to write.")) -> None:
     """Write all compiled regions to one file, for another machine of the same architecture."""
-    from torch_max_backend.compiler.bundle import export_bundle
+    from torch_max_backend.compile.cache.bundle import export_bundle
 
     typer.echo(f"wrote {export_bundle(_store(), file)} entries to {file}")
 
@@ -184,9 +184,9 @@ def export_file(file: Path = typer.Argument(help="The bundle to write.")) -> Non
 @app.command("import")
 def import_file(file: Path = typer.Argument(exists=True, dir_okay=False, help="The bundle to read.")) -> None:
     """Add the compiled regions of a bundle. They are programs: import only what you trust."""
-    from torch_max_backend.compiler.bundle import import_bundle
-    from torch_max_backend.compiler.key import cpu_target
-    from torch_max_backend.errors import BundleError
+    from torch_max_backend.base.errors import BundleError
+    from torch_max_backend.compile.cache.bundle import import_bundle
+    from torch_max_backend.compile.cache.key import cpu_target
 
     try:
         taken = import_bundle(_store(), file)

@@ -49,8 +49,8 @@ def demo(
     """Run GPT-2 small and ResNet-50 with random weights in eager and through the backend, and compare."""
     import torch
 
+    from torch_max_backend.base.errors import MaxBackendError
     from torch_max_backend.demo import MODELS, run
-    from torch_max_backend.errors import MaxBackendError
     from torch_max_backend.runtime.session import check_device
 
     console = Console()
@@ -89,8 +89,8 @@ def env() -> None:
     """Show versions, devices and the cache, and run one op against torch."""
     import torch
 
-    from torch_max_backend.compiler.compile import store_for
-    from torch_max_backend.compiler.key import cpu_target
+    from torch_max_backend.compile.cache.key import cpu_target
+    from torch_max_backend.compile.compiler import store_for
     from torch_max_backend.options import resolve
     from torch_max_backend.runtime.session import get_accelerators
 

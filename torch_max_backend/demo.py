@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from torch_max_backend.backend import max_backend
-from torch_max_backend.background import wait_for_compiles
+from torch_max_backend.base.errors import MaxBackendError
+from torch_max_backend.compile.pending import wait_for_compiles
+from torch_max_backend.compile.progress import compiling
 from torch_max_backend.diagnostics import report
-from torch_max_backend.diagnostics.progress import compiling
-from torch_max_backend.errors import MaxBackendError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
-from torch_max_backend.errors import OptionError
+from torch_max_backend.base.errors import OptionError
 
 PREFIX = "TORCH_MAX_BACKEND_"
 GRAPH_MODES = ("reduce-overhead", "max-autotune")

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tests.harness import STRICT
+from tests.support.harness import STRICT
 from torch_max_backend import compile_together
 from torch_max_backend.options import resolve
 
@@ -46,7 +46,7 @@ class Call:
         name: What a failure is reported under.
         function: Of tensors and numbers; gives a tensor or a (nested) tuple of them. It may write into its inputs:
             they are compared as well, after the results.
-        inputs: Tensors, numbers, or makers of ``tests/cases.py``; tensors are moved to ``device``, with
+        inputs: Tensors, numbers, or makers of ``tests/support/cases.py``; tensors are moved to ``device``, with
             their strides.
         allowed: From the float64 inputs and the float64 results: what each element of each result may be off by.
             Without it the largest error of eager is the measure.

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.cases import randn
 from tests.gpu.checks import TF32_UNIT, Allowed, Call, check_calls, rounding, unit
+from tests.support.cases import randn
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 INF = float("inf")

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.aten_functions.cases_pooling import WINDOWS
-from tests.cases import randn
+from tests.aten_functions.pool.cases_pooling import WINDOWS
 from tests.gpu.checks import Call, bilinear_error, check_calls
+from tests.support.cases import randn
 
 aten = torch.ops.aten
 FACTOR = 4.0

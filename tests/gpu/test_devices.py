@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.harness import STRICT
+from tests.support.harness import STRICT
 from torch_max_backend import reports
 from torch_max_backend.diagnostics import report
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cases import randn
 from tests.gpu.checks import Call, check_calls
+from tests.support.cases import randn
 
 aten = torch.ops.aten
 BF16, F16 = torch.bfloat16, torch.float16

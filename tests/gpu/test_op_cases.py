@@ -6,7 +6,6 @@ what a case makes itself is made on the GPU.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests import aten_functions
-from tests.cases import Case
 from tests.gpu.checks import moved
-from tests.harness import check, prepare
-from tests.test_aten_functions import _families
+from tests.support.case_tables import case_modules, case_tables
+from tests.support.cases import Case
+from tests.support.harness import check, prepare
 
 CHUNK = 4
 
@@ -66,7 +64,7 @@ def why_excluded(name: str) -> str:
 def _chunks() -> list[Any]:
     """A parameter for each chunk of cases."""
     core, rest = [], []
-    for family, cases in _families().items():
+    for family, cases in case_tables().items():
         named = [(f"{family}/{c.name}", c) for c in cases if not why_excluded(f"{family}/{c.name}")]
         first = [pair for pair in named if not re.fullmatch(SLOW, pair[0])][:1]
         core += first
@@ -87,7 +85,7 @@ def test_op_cases(cases: list[tuple[str, Case]]) -> None:
 @contextmanager
 def _constants_on_gpu() -> Iterator[None]:
     """Tensors that the modules of cases hold, and that their functions read, are on the GPU inside the block."""
-    modules = [importlib.import_module(f"{aten_functions.__name__}.cases_{family}") for family in _families()]
+    modules = list(case_modules().values())
     held = [(m, name, x) for m in modules for name, x in vars(m).items() if isinstance(x, torch.Tensor)]
     for module, name, x in held:
         setattr(module, name, moved(x, "cuda"))

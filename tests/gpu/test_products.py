@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cases import randn
 from tests.gpu.checks import Allowed, Call, accumulator, assert_within, check_calls, product_error, rounding, unit
-from tests.harness import STRICT
+from tests.support.cases import randn
+from tests.support.harness import STRICT
 from torch_max_backend import compile_together
 from torch_max_backend.options import resolve
 

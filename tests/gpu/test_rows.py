@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cases import ints, rand, randn
 from tests.gpu.checks import Call, check_calls
-from tests.harness import STRICT
+from tests.support.cases import ints, rand, randn
+from tests.support.harness import STRICT
 
 pytestmark = pytest.mark.gpu
 

@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from torch_max_backend.errors import RegistrationError
-from torch_max_backend.graph.composites import can_stay_whole
+from torch_max_backend.aten_functions import load_families
+from torch_max_backend.base.errors import RegistrationError
 
 How = Literal["max", "composition", "mojo"]
 Check = Callable[..., str | None]
@@ -54,21 +54,54 @@ class Lowering:
 
 @dataclass
 class Registry:
-    """All lowerings by overload, and the ops that stay with torch on purpose."""
+    """All lowerings by overload, and the ops that stay with torch on purpose.
 
-    lowerings: dict[OpOverload | str, Lowering] = field(default_factory=dict)
-    torch_ops: dict[OpOverload, str] = field(default_factory=dict)
-    islands: dict[OpOverload, str] = field(default_factory=dict)
+    ``load`` imports the package's own families. It runs before the first query, so that registering a lowering of
+    one's own imports none of them.
+    """
+
+    load: Callable[[], None]
+    _lowerings: dict[OpOverload | str, Lowering] = field(default_factory=dict)
+    _torch_ops: dict[OpOverload, str] = field(default_factory=dict)
+    _islands: dict[OpOverload, str] = field(default_factory=dict)
+
+    @property
+    def lowerings(self) -> dict[OpOverload | str, Lowering]:
+        """Every lowering by its overload."""
+        self.load()
+        return self._lowerings
+
+    @lowerings.setter
+    def lowerings(self, lowerings: dict[OpOverload | str, Lowering]) -> None:
+        self._lowerings = lowerings
+
+    @property
+    def torch_ops(self) -> dict[OpOverload, str]:
+        """What torch runs by design, with the reason."""
+        self.load()
+        return self._torch_ops
+
+    @property
+    def islands(self) -> dict[OpOverload, str]:
+        """What stays an island by decision, with the reason."""
+        self.load()
+        return self._islands
+
+    def of_users(self) -> list[Lowering]:
+        """The lowerings that users registered; the package's own need not be loaded for that."""
+        return [low for low in self._lowerings.values() if not low.is_own]
 
     def add(self, lowering: Lowering) -> None:
         """Register; a second own lowering of one overload is an error, a user's replaces what was there."""
-        known = self.lowerings.get(lowering.overload)
+        known = self._lowerings.get(lowering.overload)
+        if known is not None and lowering.is_own and not known.is_own:
+            return  # the user registered before the families were loaded
         if known is not None and lowering.is_own and known.is_own:
             raise RegistrationError(
                 f"{lowering.overload} is lowered by {known.function.__module__}.{known.function.__qualname__} already; "
                 f"{lowering.function.__qualname__} cannot register it again"
             )
-        self.lowerings[lowering.overload] = lowering
+        self._lowerings[lowering.overload] = lowering
 
     def get(self, target: object) -> Lowering | None:
         """The lowering of an FX node's target, if it has one: under the overload itself, else under its name."""
@@ -83,8 +116,13 @@ class Registry:
         return iter(sorted(self.lowerings.values(), key=lambda low: str(low.overload)))
 
 
-aten_functions = Registry()
+aten_functions = Registry(load_families)
 """The registry that the backend uses."""
+
+
+def can_stay_whole(op: OpOverload) -> bool:
+    """Whether ``op`` is a composite and gives no views of its inputs: torch must see what a view consists of."""
+    return op._can_decompose() and not any(a.alias_info for a in op._schema.arguments)
 
 
 def defined(name: str) -> OpOverload | None:
@@ -154,14 +192,14 @@ def map_to(
 
 
 def _registering_modules() -> frozenset[str]:
-    """Modules of ``aten_functions`` on the call stack: a table may be in one and its helper in another."""
+    """Modules of this package's families on the call stack: a table may be in one and its helper in another."""
     package = __name__.rpartition(".")[0] + "."
     found: set[str] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         name = frame.f_globals.get("__name__", "")
         if name.startswith(package) and name != __name__:
-            found.add(name.removeprefix(package))
+            found.add(name)
         frame = frame.f_back
     return frozenset(found)
 
@@ -170,14 +208,14 @@ def run_by_torch(*ops: OpOverload | OpOverloadPacket, reason: str) -> None:
     """Declare ops that torch runs by design (random numbers): they are no islands."""
     for op in ops:
         for overload in overloads_of(op):
-            aten_functions.torch_ops[overload] = reason
+            aten_functions._torch_ops[overload] = reason
 
 
 def keep_as_island(*ops: OpOverload | OpOverloadPacket, reason: str) -> None:
     """Declare ops that stay islands, with the reason that the supported-ops page and strict errors show."""
     for op in ops:
         for overload in overloads_of(op):
-            aten_functions.islands[overload] = reason
+            aten_functions._islands[overload] = reason
 
 
 def _check_signature(overload: OpOverload, function: Callable[..., Any], *, strict: bool) -> None:

@@ -3,30 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Island:
-    """A node that torch runs because MAX cannot: op, reason, and the user's line."""
-
-    op: str
-    reason: str
-    where: str
-
-
-@dataclass
-class CompileStats:
-    """What compiling one FX graph did: regions, how many the store had, seconds in lowering and in MAX's compiler.
-
-    ``keys`` are the regions' keys in the store, in their order.
-    """
-
-    regions: int = 0
-    hits: int = 0
-    lower_s: float = 0.0
-    compile_s: float = 0.0
-    keys: list[str] = field(default_factory=list)
+from torch_max_backend.compile.stats import CompileStats
+from torch_max_backend.partition.island import Island
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 from torch._ops import OpOverload
 
-from torch_max_backend import aten_functions as _families  # noqa: F401  (registers every lowering)
-from torch_max_backend.aten_functions.dtypes import TO_MAX
 from torch_max_backend.aten_functions.registry import Lowering, aten_functions
+from torch_max_backend.aten_functions.support.dtypes import TO_MAX
 
 HOW = {"max": "a MAX op", "composition": "a composition of MAX ops", "mojo": "a Mojo kernel"}
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from max.driver import Buffer
 
-from torch_max_backend.errors import ExecutionError, OutOfRangeError
-from torch_max_backend.runtime.exchange import in_order, number, size_carrier, to_buffer, to_tensor
+from torch_max_backend.base.errors import ExecutionError, OutOfRangeError
+from torch_max_backend.runtime.tensor_interop import in_order, number, size_carrier, to_buffer, to_tensor
 
 
 @runtime_checkable

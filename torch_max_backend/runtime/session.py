@@ -16,9 +16,9 @@ import torch
 from max import driver
 from max._core.engine import InferenceSession, Model, read
 
-from torch_max_backend.compiler.machine import Target, elsewhere
-from torch_max_backend.digests import cpu_target
-from torch_max_backend.errors import EnvironmentUnsupportedError
+from torch_max_backend.base.digests import cpu_target
+from torch_max_backend.base.errors import EnvironmentUnsupportedError
+from torch_max_backend.base.target import Target, elsewhere
 
 POOL_PERCENT = "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT"
 """MAX's variable for the share of a GPU's memory that its pool may have; read when a GPU is opened."""

@@ -1,0 +1,217 @@
+"""The graph of forward and backward together, before it is cut: what the forward saves for the backward is chosen here.
+
+AOTAutograd hands over both in one graph, and min-cut decides which values are saved and which are computed again. It
+computes again only what it knows to be cheap, and keeps whatever a node reads that it does not know.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from torch_max_backend.capture.attention_masks import simplify_masks
+from torch_max_backend.capture.fake_tensors import order_of, symbols_of, tensor_of, value_of
+from torch_max_backend.capture.gelu_pattern import recognize_gelu
+from torch_max_backend.capture.graph_passes import call_node
+from torch_max_backend.capture.user_controlled_ops import is_taken
+
+aten = torch.ops.aten
+
+SAVED_FROM = "torch_max_backend_saved_from"
+"""What an output node's ``meta`` calls the position from which on a forward's outputs are saved for its backward."""
+
+
+BACKWARD = "torch_max_backend_backward"
+"""What a forward's ``meta`` calls its backward."""
+
+
+def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Rewrite the joint graph, and cut it into forward and backward. ``how`` is min-cut's."""
+    for step in PASSES:
+        step(joint)
+    joint.graph.lint()
+    forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **how)
+    save_wholes(forward, backward, how["num_fwd_outputs"])
+    forward.graph.output_node().meta[SAVED_FROM] = how["num_fwd_outputs"]
+    forward.meta[BACKWARD] = backward
+    return forward, backward
+
+
+def drop_aliases(gm: fx.GraphModule) -> None:
+    """Read what is detached itself: a graph has no gradients to detach from, and min-cut would save it."""
+    returned = set(gm.graph.output_node().all_input_nodes)
+    for op in (aten.detach.default, aten.alias.default):
+        nodes = gm.graph.find_nodes(op="call_function", target=op)
+        for node in nodes if not is_taken(op) else ():
+            if node not in returned:
+                node.replace_all_uses_with(node.args[0])
+                gm.graph.erase_node(node)
+
+
+def name_transposes(gm: fx.GraphModule) -> None:
+    """Write ``transpose`` as ``permute``, which min-cut knows to be a view."""
+    if is_taken(aten.transpose.int, aten.permute.default):
+        return
+    for node in gm.graph.find_nodes(op="call_function", target=aten.transpose.int):
+        x, first, second = node.args
+        order = list(range(tensor_of(x).dim()))
+        if order:
+            order[first], order[second] = order[second], order[first]
+        node.target, node.args = aten.permute.default, (x, order)
+
+
+def save_no_probabilities(gm: fx.GraphModule) -> None:
+    """Give the backward of a cross-entropy the logits and two numbers a row, and not the log-probabilities.
+
+    All is written out in ops that min-cut knows: the log-probabilities, of which the forward then needs one a row, and
+    the gradient, which is the likelihood's less the probabilities times the sum of that. What the kernels make of both
+    is in `lowering/row_fusion.py`.
+    Left alone are weighted losses, and log-probabilities that are rounded, or that anything but the loss reads.
+    """
+    for node in gm.graph.find_nodes(op="call_function", target=aten._log_softmax.default):
+        readers = [[n for n in node.users if n.target is op] for op in _LIKELIHOOD]
+        if len(node.users) != 3 or any(len(found) != 1 for found in readers) or is_taken(node.target, *_LIKELIHOOD):
+            continue
+        (loss,), (first,), (last,) = readers
+        x, dim, _ = node.args
+        logits, is_weighted = tensor_of(x), loss.args[2] is not None
+        is_matrix = logits.dim() == 2 and dim % 2 == 1 and isinstance(logits.shape[1], int)
+        if is_weighted or not is_matrix or logits.dtype != torch.float32 or list(first.users) != [last]:
+            continue
+        with gm.graph.inserting_before(loss):
+            largest = call_node(gm, aten.amax.default, (x, [1], True), node)
+            distance = call_node(gm, aten.sub.Tensor, (x, largest), node)
+            exponentials = call_node(gm, aten.exp.default, (distance,), node)
+            total = call_node(gm, aten.sum.dim_IntList, (exponentials, [1], True), node)
+            logarithm = call_node(gm, aten.log.default, (total,), node)
+            logarithms = call_node(gm, aten.sub.Tensor, (distance, logarithm), node)
+        with gm.graph.inserting_before(first):  # whose gradient needs a shape, and would have min-cut save what has it
+            rows = logits.shape[0] if isinstance(logits.shape[0], int) else call_node(gm, aten.sym_size.int, (x, 0), x)
+            zero = call_node(gm, aten.full.default, ([1, 1], 0.0), x, dtype=logits.dtype, device=logits.device)
+            first.replace_input_with(node, call_node(gm, aten.expand.default, (zero, [rows, logits.shape[1]]), x))
+        with gm.graph.inserting_before(last):  # x + (-max): min-cut would save a difference that both halves read
+            opposite = call_node(gm, aten.neg.default, (largest,), node)
+            distance = call_node(gm, aten.add.Tensor, (x, opposite), node)
+            again = call_node(gm, aten.sub.Tensor, (distance, logarithm), node)
+            probabilities = call_node(gm, aten.exp.default, (again,), last)
+            of_row = call_node(gm, aten.sum.dim_IntList, (first, [1], True), last)
+            rest = call_node(gm, aten.mul.Tensor, (probabilities, of_row), last)
+            last.replace_all_uses_with(call_node(gm, aten.sub.Tensor, (first, rest), last))
+        gm.graph.erase_node(last)
+        node.replace_all_uses_with(logarithms)
+        gm.graph.erase_node(node)
+
+
+_LIKELIHOOD = (aten.nll_loss_forward.default, aten.nll_loss_backward.default, aten._log_softmax_backward_data.default)
+
+
+def save_short_places(gm: fx.GraphModule) -> None:
+    """Save the places of a max pool's elements in int16, where they fit and nothing but its backward reads them.
+
+    A place is one in a plane of the image, which rarely has more than 2 ** 15 pixels.
+    """
+    for spatial, op, backward in _POOLS:
+        nodes = gm.graph.find_nodes(op="call_function", target=op)
+        for node in nodes if not is_taken(op, backward, aten._to_copy.default) else ():
+            shape = tensor_of(node.args[0]).shape
+            sizes = shape[len(shape) - spatial :]
+            if symbols_of(sizes) or math.prod(sizes) > 2**15:
+                continue
+            for places in [n for n in node.users if n.args[1] == 1]:  # nothing but getitem
+                readers = list(places.users)
+                if not readers or any(n.target is not backward for n in readers):
+                    continue
+                with gm.graph.inserting_after(places):
+                    short = call_node(gm, aten._to_copy.default, (places,), places, dtype=torch.int16)
+                for reader in readers:
+                    with gm.graph.inserting_before(reader):
+                        wide = call_node(gm, aten._to_copy.default, (short,), reader, dtype=torch.int64)
+                    reader.replace_input_with(places, wide)
+
+
+_POOLS = [
+    (2, aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default),
+    (3, aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indices_backward.default),
+]
+
+
+# -- after the cut ---------------------------------------------------------------------------------------------------
+def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """Save a tensor in the place of its pieces that do not lie side by side, such as queries, keys and values.
+
+    The backward would have to copy such a piece. It cuts them off the whole instead, which its kernels know how to
+    read. A whole that is larger than what is saved of it is not kept for that.
+
+    Args:
+        results: How many outputs the forward has before those that it saves.
+    """
+    output = forward.graph.output_node()
+    outputs = list(output.args[0])
+    given = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    groups: dict[fx.Node, dict[fx.Node, list[fx.Node]]] = {}
+    for node in outputs[results:]:
+        steps = _views(node) if isinstance(node, fx.Node) and node.name in given else []
+        if steps:
+            groups.setdefault(steps[0].args[0], {})[node] = steps
+    for whole, pieces in groups.items():
+        is_saved = whole in outputs[results:]
+        size = sum(tensor_of(n).numel() for n in pieces)
+        if all(order_of(tensor_of(n)) for n in pieces) or (tensor_of(whole).numel() > size and not is_saved):
+            continue
+        first = next(iter(pieces))
+        if is_saved:
+            source = given[whole.name]
+        else:
+            with backward.graph.inserting_before(given[first.name]):
+                source = backward.graph.placeholder(whole.name)
+            source.meta.update(whole.meta)
+            outputs[outputs.index(first, results)] = whole
+        readers = {reader for node in pieces for reader in given[node.name].users}
+        nodes, end = backward.graph.nodes, backward.graph.output_node()
+        first_reader = next((n for n in nodes if n in readers), end)  # until then the pieces are one tensor
+        copied = {whole: source}
+        for node, steps in pieces.items():
+            for step in steps:
+                if step not in copied:
+                    with backward.graph.inserting_before(first_reader):
+                        copied[step] = backward.graph.node_copy(step, copied.__getitem__)
+            given[node.name].replace_all_uses_with(copied[node])
+            backward.graph.erase_node(given[node.name])
+        outputs = outputs[:results] + [n for n in outputs[results:] if n not in pieces]
+    if outputs != list(output.args[0]):
+        output.args = (tuple(outputs),)
+        forward.recompile()
+        backward.recompile()
+
+
+_VIEWS = {
+    operator.getitem,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.permute.default,
+    aten.t.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+}
+
+
+def _views(node: fx.Node) -> list[fx.Node]:
+    """The views that ``node`` is seen through, the first of what is no view itself; none where sizes vary."""
+    steps: list[fx.Node] = []
+    while node.target in _VIEWS and len(node.all_input_nodes) == 1 and not symbols_of(value_of(node)):
+        steps.insert(0, node)
+        (node,) = node.all_input_nodes
+    is_tensor = isinstance(value_of(node), torch.Tensor) and node.op == "call_function"
+    return steps if is_tensor and not is_taken(*(s.target for s in steps)) else []
+
+
+PASSES = [drop_aliases, name_transposes, simplify_masks, recognize_gelu, save_no_probabilities, save_short_places]

@@ -1,0 +1,340 @@
+"""The call path of a compiled graph: a Python function written out for its plan.
+
+The function's text names every region and every torch op in the order in which they run; ``TORCH_MAX_BACKEND_VERBOSE``
+shows it. Variables are deleted after their last use, so that memory is freed as early as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from sympy import Expr
+from torch import fx
+from torch.utils._sympy.printers import PythonPrinter
+
+from torch_max_backend.base.errors import LoweringError
+from torch_max_backend.capture.fake_tensors import (
+    expr_of,
+    order_of,
+    sizes_of,
+    storage_key,
+    symbols_of,
+    tensors_of,
+    value_of,
+)
+from torch_max_backend.capture.joint_graph import SAVED_FROM
+from torch_max_backend.partition.classify import as_run_by_torch
+from torch_max_backend.partition.partitioner import Plan
+from torch_max_backend.partition.region import Port, Region
+from torch_max_backend.runtime.call_path import CallSpec
+from torch_max_backend.runtime.region_call import RegionSpec
+
+MOVEMENT = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "permute",
+        "transpose",
+        "t",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "alias",
+        "detach",
+        "clone",
+        "_to_copy",
+        "copy",
+        "reshape",
+        "contiguous",
+        "lift_fresh_copy",
+        "cat",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "repeat",
+        "getitem",
+    ]
+)
+"""Ops that MAX may turn into a view of their input, where torch promises fresh memory."""
+
+
+def call_spec(gm: fx.GraphModule, plan: Plan, static: frozenset[int], profile: bool) -> CallSpec:
+    """The call path that runs ``plan``.
+
+    Args:
+        static: Indices of placeholders whose memory stays (parameters and buffers).
+        profile: Put profiler ranges around regions and torch ops.
+    """
+    return _Writer(gm, plan, static, profile).write()
+
+
+def region_spec(region: Region, static: frozenset[int]) -> RegionSpec:
+    """What calling ``region`` takes; ``static`` are the positions of inputs whose memory stays."""
+    values = [v for n in region.nodes for v in tensors_of(value_of(n))] + [p.value for p in region.inputs]
+    gpus = {v.device.index or 0 for v in values if v.device.type == "cuda"}
+    return RegionSpec(
+        tuple(p.order if p.is_permuted else None for p in region.inputs),
+        static,
+        frozenset(k for k, p in enumerate(region.inputs) if p.mutable),
+        tuple(k for k, p in enumerate(region.outputs) if _is_movement(p.node, region)),
+        len(region.carriers) + len(region.scalars),
+        tuple(sorted(gpus)),
+        any(v.device.type == "cpu" for v in values),
+        len(region.scalars),
+        bool(region.updates),
+    )
+
+
+def copies_together(copies: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> list[tuple[list[fx.Node], list[fx.Node]]]:
+    """Targets and sources of ``copy_`` nodes that one call can do: of one dtype and one device.
+
+    What may lie in an input's memory is copied by itself and before all others, which may write to that input.
+    """
+    memory = {None, *(storage_key(t) for node in inputs for t in tensors_of(value_of(node)))}
+    alone: list[tuple[list[fx.Node], list[fx.Node]]] = []
+    groups: dict[Any, tuple[list[fx.Node], list[fx.Node]]] = {}
+    for copy in copies:
+        target, source = copy.args[0], copy.args[1]
+        values = [t for node in (target, source) for t in tensors_of(value_of(node))]
+        kinds = [(t.dtype, t.device) for t in values]
+        if kinds[0] == kinds[1] and storage_key(values[1]) not in memory:
+            targets, sources = groups.setdefault(kinds[0], ([], []))
+            targets.append(target)
+            sources.append(source)
+        else:
+            alone.append(([target], [source]))
+    return [*alone, *groups.values()]
+
+
+class _Writer:
+    def __init__(self, gm: fx.GraphModule, plan: Plan, static: frozenset[int], profile: bool) -> None:
+        self.gm, self.plan, self.profile = gm, plan, profile
+        self.values: dict[str, Any] = {}
+        self.profiled: dict[str, str] = {}
+        self.regions: list[RegionSpec] = []
+        self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        self.names = {n: f"a{i}" for i, n in enumerate(self.placeholders)}
+        self.static_nodes = {n for i, n in enumerate(self.placeholders) if i in static}
+        self.symbols: dict[Expr, str] = {}
+        self.symbol_lines: dict[str, str] = {}
+        self.lines: list[tuple[str, set[str]]] = []  # text, names it reads
+        self.reads: set[str] = set()
+        for node in self.placeholders:
+            self._learn_symbols(node)
+        for node in gm.graph.nodes:
+            if node.op == "get_attr":
+                self.names[node] = self._global("c", _attribute(gm, str(node.target)))
+
+    # -- text --------------------------------------------------------------------------------------------------
+    def write(self) -> CallSpec:
+        """The function's text, and what its names mean."""
+        for step in self.plan.steps:
+            if isinstance(step, Region):
+                self._region(step)
+            else:
+                self._torch(step)
+        for targets, sources in copies_together(self.plan.copies, self.placeholders):
+            names = [", ".join(map(self._name, nodes)) for nodes in (targets, sources)]
+            if len(targets) == 1:
+                self._emit(f"{names[0]}.copy_({names[1]})")
+            else:
+                self._emit(f"{self._global('together', torch._foreach_copy_)}([{names[0]}], [{names[1]}])")
+        written = [copy.args[0] for copy in self.plan.copies]
+        results = self.gm.graph.output_node()
+        outputs = [self._output(o) for o in results.args[0]]
+        self._emit(f"return ({', '.join(outputs)}{',' if outputs else ''})")
+        return CallSpec(
+            self._assemble(),
+            tuple(self.regions),
+            self.values,
+            self.profiled,
+            self._positions(self.static_nodes),
+            tuple(sorted(self._positions(n for n in self.placeholders if symbols_of(value_of(n))))),
+            self._positions([*(p.node for r in self.plan.regions for p in r.inputs if p.mutable), *written]),
+            frozenset(range(results.meta.get(SAVED_FROM, len(outputs)), len(outputs))),
+        )
+
+    def _positions(self, nodes: Iterable[Any]) -> frozenset[int]:
+        index = {n: i for i, n in enumerate(self.placeholders)}
+        return frozenset(index[n] for n in nodes if n in index)
+
+    def _assemble(self) -> str:
+        used = set().union(*(reads for _, reads in self.lines))
+        head = ["def call(args):"]
+        if self.placeholders:
+            head.append(f"    {', '.join(self.names[n] for n in self.placeholders)}, = args")
+        head.append("    args.clear()")
+        head += [f"    {line}" for name, line in self.symbol_lines.items() if name in used]
+        last: dict[str, int] = {}
+        for i, (_, reads) in enumerate(self.lines):
+            last.update(dict.fromkeys(reads, i))
+        body = []
+        for i, (text, reads) in enumerate(self.lines):
+            body.append(f"    {text}")
+            dead = sorted(r for r in reads if last[r] == i and r[0] in "av" and not text.startswith("return"))
+            if dead:
+                body.append(f"    del {', '.join(dead)}")
+        return "\n".join(head + body) + "\n"
+
+    def _emit(self, text: str) -> None:
+        self.lines.append((text, self.reads))
+        self.reads = set()
+
+    def _global(self, prefix: str, value: Any) -> str:
+        name = f"{prefix}_{len(self.values)}"
+        self.values[name] = value
+        return name
+
+    def _name(self, node: Any) -> str:
+        name = self.names[node]
+        if name[0] in "av":
+            self.reads.add(name)
+        return name
+
+    # -- host arithmetic on sizes ------------------------------------------------------------------------------
+    def _learn_symbols(self, node: fx.Node) -> None:
+        """Note which symbols a value gives: an integer by itself, a tensor by its sizes, strides and offset."""
+        value, name = value_of(node), self.names[node]
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            self._learn(expr_of(value), name)
+        elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            for d, size in enumerate(value.shape):
+                self._learn(expr_of(size), f"{name}.size({d})")
+            for d, step in enumerate(value.stride()):
+                self._learn(expr_of(step), f"{name}.stride({d})")
+            self._learn(expr_of(value.storage_offset()), f"{name}.storage_offset()")
+
+    def _learn(self, expr: Expr, source: str) -> None:
+        if isinstance(expr, sympy.Symbol) and expr not in self.symbols:
+            name = self.symbols[expr] = f"s{len(self.symbols)}"
+            self.symbol_lines[name] = f"{name} = {source}"
+
+    def _expr(self, expr: sympy.Basic) -> str:
+        """Python text of a size or of a condition on sizes."""
+        missing = [s for s in expr.free_symbols if s not in self.symbols]
+        if missing:
+            raise LoweringError(f"the size {expr} depends on {missing}, which no input of the graph tells")
+        renamed = expr.xreplace({s: sympy.Symbol(self.symbols[s], **s._assumptions_orig) for s in expr.free_symbols})
+        self.reads |= {self.symbols[s] for s in expr.free_symbols}
+        return PythonPrinter().doprint(renamed)
+
+    def _exprs(self, values: Sequence[Any]) -> str:
+        texts = [self._expr(v if isinstance(v, sympy.Basic) else expr_of(v)) for v in values]
+        return f"({', '.join(texts)}{',' if texts else ''})"
+
+    # -- steps -------------------------------------------------------------------------------------------------
+    def _region(self, region: Region) -> None:
+        function = f"region{len(self.regions)}"
+        static = [
+            (p.node.op == "get_attr" or p.node in self.static_nodes) and order_of(p.value) is not None
+            for p in region.inputs
+        ]
+        self.regions.append(region_spec(region, frozenset(k for k, stays in enumerate(static) if stays)))
+        if self.profile:
+            self.profiled[function] = f"max_backend::{function}"
+        groups = [[p.node for p, stays in zip(region.inputs, static) if stays is kind] for kind in (True, False)]
+        text = ", ".join("(" + "".join(f"{self._name(n)}, " for n in nodes) + ")" for nodes in groups)
+        if region.carriers or region.scalars:
+            text += f", {self._exprs(region.carriers)}, {self._exprs(region.scalars)}"
+        for port in region.outputs:
+            self.names[port.node] = f"v{len(self.names)}"
+        targets = "".join(f"{self.names[p.node]}, " for p in region.outputs)
+        self._emit(f"{targets}= {function}({text})" if targets else f"{function}({text})")
+        for port in region.outputs:
+            self._give_strides(port)
+
+    def _give_strides(self, port: Port) -> None:
+        """From the memory order that the region returns to the strides that torch promises."""
+        name, value = self.names[port.node], port.value
+        if order_of(value) is None:
+            self.reads.add(name)
+            self._emit(f"{name} = restride({name}, {self._exprs(value.shape)}, {self._exprs(value.stride())})")
+            return
+        sizes, natural, step = sizes_of(value), {}, sympy.Integer(1)
+        for d in reversed(port.order):
+            natural[d] = step
+            step = step * sympy.Max(1, sizes[d]) if sizes[d].is_number else step * sizes[d]
+        strides = [expr_of(s) for s in value.stride()]
+        is_empty = any(size == 0 for size in sizes)  # MAX gives such tensors other strides than torch
+        if port.is_permuted or is_empty or any(natural[d] != strides[d] for d in natural if strides[d].is_number):
+            self.reads.add(name)
+            self._emit(f"{name} = {name}.as_strided({self._exprs(value.shape)}, {self._exprs(strides)})")
+
+    def _torch(self, node: fx.Node) -> None:
+        function = self._global("op", as_run_by_torch(node.target))
+        if self.profile:
+            self.profiled[function] = f"max_backend::torch::{node.target}"
+        args = [self._argument(a) for a in node.args] + [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
+        self.names[node] = f"v{len(self.names)}"
+        self._emit(f"{self.names[node]} = {function}({', '.join(args)})")
+        known = set(self.symbols)
+        self._learn_symbols(node)
+        for symbol in [s for s in self.symbols if s not in known]:  # data-dependent: known only from here on
+            line = self.symbol_lines.pop(self.symbols[symbol])
+            self.reads.add(self.names[node])
+            self._emit(line)
+
+    def _argument(self, arg: Any) -> str:
+        if isinstance(arg, fx.Node):
+            value = value_of(arg)
+            if arg not in self.names and isinstance(value, torch.SymInt | torch.SymFloat):
+                return self._expr(expr_of(value))
+            if arg not in self.names and isinstance(value, torch.SymBool):
+                return f"({self._expr(value.node.expr)})"
+            return self._name(arg)
+        if isinstance(arg, torch.SymInt | torch.SymFloat):
+            return self._expr(expr_of(arg))
+        if isinstance(arg, list | tuple) and not hasattr(arg, "_fields"):
+            inner = "".join(f"{self._argument(a)}, " for a in arg)
+            return f"[{inner}]" if isinstance(arg, list) else f"({inner})"
+        if isinstance(arg, dict):
+            return "{" + ", ".join(f"{k!r}: {self._argument(v)}" for k, v in arg.items()) + "}"
+        if arg is None or isinstance(arg, bool | int | str):
+            return repr(arg)
+        return self._global("k", arg)
+
+    def _output(self, arg: Any) -> str:
+        if not isinstance(arg, fx.Node):
+            return self._argument(arg)
+        base = self.plan.alias.get(arg)
+        if base is None:
+            return self._argument(arg)
+        value, origin = tensors_of(value_of(arg))[0], tensors_of(value_of(base))[0]
+        shift = expr_of(value.storage_offset()) - expr_of(origin.storage_offset())
+        size, stride = self._exprs(value.shape), self._exprs(value.stride())
+        return f"view_of({self._name(base)}, {size}, {stride}, {self._expr(sympy.sympify(shift))})"
+
+
+def _attribute(gm: fx.GraphModule, path: str) -> Any:
+    value: Any = gm
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _is_movement(node: fx.Node, region: Region) -> bool:
+    """Whether the value comes from an input by movement of data alone; a conversion to another dtype is none."""
+    inputs = {p.node for p in region.inputs}
+    seen = set()
+    stack = [node]
+    while stack:
+        at = stack.pop()
+        if at in inputs:
+            return True
+        if at in seen:
+            continue
+        seen.add(at)
+        packet = getattr(at.target, "overloadpacket", at.target)
+        name = getattr(packet, "__name__", "")
+        if name in MOVEMENT:
+            stack += [n for n in at.all_input_nodes if name == "view" or _dtypes(n) & _dtypes(at)]
+    return False
+
+
+def _dtypes(node: fx.Node) -> set[torch.dtype]:
+    return {t.dtype for t in tensors_of(value_of(node))}

@@ -1,0 +1,162 @@
+"""A compiled graph as AOTAutograd knows it: called with a list of arguments, kept in AOTAutograd's cache."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_max_backend.compile.cache.configured_store import store_for
+from torch_max_backend.compile.stats import CompileStats
+from torch_max_backend.diagnostics import logs
+from torch_max_backend.diagnostics.report import GraphReport, record
+from torch_max_backend.options import Options
+from torch_max_backend.runtime.call_path import CallSpec, NotSavableError
+from torch_max_backend.runtime.cuda_graphs.replay import with_replay
+from torch_max_backend.runtime.region_call import Model
+from torch_max_backend.runtime.session import load
+
+try:
+    from torch._inductor.output_code import OutputCode
+except ImportError:  # a torch whose AOTAutograd keeps nothing
+    OutputCode = object
+
+log = logging.getLogger("torch_max_backend")
+
+
+@dataclass(frozen=True)
+class SavedGraph:
+    """What a compiled graph is made of: its call path, the keys of its regions in the store, its report."""
+
+    spec: bytes
+    keys: tuple[str, ...]
+    report: GraphReport
+    options: Options
+
+
+class MissingRegionsError(Exception):
+    """A saved graph cannot be used here; the message says why."""
+
+
+class CompiledGraph(OutputCode):
+    """A graph that runs, or will once it is loaded.
+
+    Args:
+        call: The call path; takes a list of arguments and empties it.
+    """
+
+    def __init__(self, call: Callable[[list[Any]], Any] | None = None) -> None:
+        self._boxed_call = True  # of the instance: torch's wrappers copy an object's own attributes
+        self.call = call
+        self.saved: SavedGraph | None = None
+        self.unsaved_because = "it is still being compiled"
+        self.before_saving: Callable[[], None] | None = None
+
+    def __call__(self, args: list[Any]) -> Any:
+        return self.call(args)  # type: ignore[misc]
+
+    def ready(
+        self, spec: CallSpec, models: Sequence[Model], report: GraphReport, options: Options, unsaved_because: str = ""
+    ) -> None:
+        """Take the models. A call that is under way ends as it began. With a reason, the graph is not kept."""
+        call = with_replay(spec, models, options)
+        record(report)
+        log.info("%s\n%s", report.summary(), spec.source)
+        self.unsaved_because = unsaved_because
+        if not unsaved_because:
+            try:
+                self.saved = SavedGraph(spec.dumps(), tuple(report.stats.keys), report, options)
+            except NotSavableError as error:
+                self.unsaved_because = str(error)
+        self.call = call
+
+    # -- AOTAutograd's cache -----------------------------------------------------------------------------------
+    def prepare_for_serialization(self) -> None:
+        """Called on a copy before it is pickled."""
+        if self.before_saving is not None:
+            self.before_saving()
+        if self.saved is None:
+            from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+
+            log.info("the graph is traced again in other processes: %s", self.unsaved_because)
+            raise BypassAOTAutogradCache(f"max_backend cannot save the graph: {self.unsaved_because}")
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.saved,)
+
+    def __copy__(self) -> CompiledGraph:
+        twin = type(self)(self.call)
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __deepcopy__(self, memo: Any) -> CompiledGraph:
+        return copy.copy(self)  # nothing in it ever changes
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        """Called after unpickling: load the models, so that the graph can be called.
+
+        Raises:
+            FXGraphCacheMiss: Torch's word for it: a region is not in the store any more, or cannot be loaded.
+        """
+        if self.call is not None or self.saved is None:
+            return
+        try:
+            self._load(self.saved)
+        except Exception as error:  # whatever is wrong with what was saved, compiling again is the way out
+            from torch._functorch._aot_autograd.autograd_cache import FXGraphCacheMiss
+
+            log.info("a graph is traced and compiled again: %s", error)
+            raise FXGraphCacheMiss(str(error)) from error
+
+    def _load(self, saved: SavedGraph) -> None:
+        logs.configure(saved.options)
+        spec = CallSpec.loads(saved.spec)
+        self.call = with_replay(spec, models_of(saved), saved.options)
+        count = len(saved.keys)
+        compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
+        stats = CompileStats(count, count, keys=list(saved.keys))
+        report = dataclasses.replace(saved.report, compile_id=compile_id, stats=stats, warm=True)
+        record(report)
+        log.info("%s\n%s", report.summary(), spec.source)
+        if report.islands:
+            warnings.warn(report.warning(), stacklevel=2)
+
+
+_carried: dict[str, Model] = {}
+
+
+def carry(models: dict[str, Model]) -> None:
+    """Have :func:`models_of` find these models, by key, without a store."""
+    _carried.update(models)
+
+
+def models_of(saved: SavedGraph) -> list[Model]:
+    """The models of a saved graph's regions, from what was loaded with it or from the store.
+
+    Raises:
+        MissingRegionsError: A region is not in the store.
+    """
+    models = []
+    for key in saved.keys:
+        if key in _carried:
+            models.append(_carried[key])
+            continue
+        store = store_for(saved.options)
+        entry = store.get(key)
+        if entry is None:
+            raise MissingRegionsError(f"region {key[:12]}… is not in the cache {store.folder}")
+        models.append(load(entry.blob, entry.sha)[entry.graph])
+        store.note_lookup(key, "hit")
+    return models
+
+
+def _restored(saved: SavedGraph) -> CompiledGraph:
+    graph = CompiledGraph()
+    graph.saved = saved
+    return graph

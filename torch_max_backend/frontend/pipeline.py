@@ -1,0 +1,199 @@
+"""From a functional ATen graph to a compiled one: rewrite, partition, lower and compile the regions."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from max.engine import Model
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from torch_max_backend import aten_functions  # noqa: F401  (registers every lowering)
+from torch_max_backend.base.errors import CompileError, UnsupportedOpError
+from torch_max_backend.base.target import elsewhere, fake_like
+from torch_max_backend.capture.fake_tensors import symbols_of
+from torch_max_backend.capture.graph_passes import rewrite
+from torch_max_backend.capture.joint_graph import BACKWARD
+from torch_max_backend.capture.specialization import specialize
+from torch_max_backend.capture.user_controlled_ops import left_to_torch
+from torch_max_backend.codegen.call_path_writer import call_spec
+from torch_max_backend.compile.compiler import (
+    CompileStats,
+    compile_early,
+    compile_in_background,
+    compile_regions,
+)
+from torch_max_backend.compile.pending import is_deferring
+from torch_max_backend.diagnostics.report import GraphReport
+from torch_max_backend.frontend.compiled_graph import CompiledGraph
+from torch_max_backend.lowering.graph_builder import NodeRefused, mismatch_error
+from torch_max_backend.options import Options
+from torch_max_backend.partition.classify import as_run_by_torch
+from torch_max_backend.partition.island import Island
+from torch_max_backend.partition.partitioner import Plan, partition
+
+log = logging.getLogger("torch_max_backend")
+
+
+def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Options) -> CompiledGraph:
+    """Compile one functional ATen graph: rewrite, partition, lower and compile the regions, write the call path."""
+    backward = gm.meta.pop(BACKWARD, None)
+    with left_to_torch(options.torch_executed_ops):
+        gm = rewrite(gm)
+    static = _static_inputs(gm)
+    refused: dict[fx.Node, str] = {}
+    unsaved = ""
+    while True:
+        plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
+        if options.fallback == "error" and plan.islands:
+            raise _strict_error(plan.islands)
+        compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
+        build = _Build(gm, plan, static, options, compile_id, CompiledGraph(_eager(gm)), unsaved)
+        try:
+            if options.compile == "background" and not is_deferring():
+                compiled = compile_in_background(plan.regions, options, build.finish)
+            else:
+                compiled = compile_regions(plan.regions, options, lambda: _begin_backward(backward, options))
+            break
+        except NodeRefused as refusal:
+            if refusal.symbols and specialize(refusal.node, refusal.symbols):
+                continue
+            if refusal.is_mismatch and options.fallback == "error":
+                raise mismatch_error(refusal) from refusal
+            refused[refusal.node] = refusal.reason
+        except CompileError as error:
+            if options.fallback == "error":
+                raise
+            log.warning("%s\nTorch runs the graph instead.", error)
+            unsaved = "MAX's compiler failed on it, and another process may have more luck"
+            for region in plan.regions:
+                refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
+    if plan.islands:
+        warnings.warn(build.report(CompileStats(len(plan.regions))).warning(), stacklevel=2)
+    if compiled is not None:
+        build.finish(*compiled)
+    return build.graph
+
+
+def _begin_backward(backward: fx.GraphModule | None, options: Options) -> None:
+    """Have the backward of a graph compiled while its forward is, cut and lowered as it will be when it is called.
+
+    Left for then: whatever is wrong with it, and one with symbolic sizes, which may need guards.
+    """
+    if backward is None or options.compile_workers == 1 or os.cpu_count() == 1:
+        return
+    if any(symbols_of(n.meta.get("val")) for n in backward.graph.nodes):
+        return
+    try:
+        with unset_fake_temporarily():
+            gm = copy.deepcopy(backward)
+        with left_to_torch(options.torch_executed_ops):
+            gm = rewrite(gm)
+        refused: dict[fx.Node, str] = {}
+        while True:
+            plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
+            if options.fallback == "error" and plan.islands:
+                return
+            try:
+                return compile_early(plan.regions, options)
+            except NodeRefused as refusal:
+                refused[refusal.node] = refusal.reason
+    except Exception as error:  # the backward says what is wrong when it is called
+        log.info("a backward is not compiled early: %s", error)
+
+
+@dataclass(frozen=True)
+class _Build:
+    """A graph that is cut and lowered, and lacks its models; ``graph`` runs in torch until they are there."""
+
+    gm: fx.GraphModule
+    plan: Plan
+    static: frozenset[int]
+    options: Options
+    compile_id: str
+    graph: CompiledGraph
+    unsaved: str = ""
+    """Why other processes shall not take the graph from AOTAutograd's cache."""
+
+    def finish(self, models: list[Model], stats: CompileStats) -> None:
+        """Write the call path, and report."""
+        spec = call_spec(self.gm, self.plan, self.static, self.options.profile)
+        self.graph.ready(spec, models, self.report(stats), self.options, self.unsaved)
+
+    def report(self, stats: CompileStats) -> GraphReport:
+        nodes = sum(n.op == "call_function" for n in self.gm.graph.nodes)
+        max_nodes = sum(r.compute_nodes for r in self.plan.regions)
+        return GraphReport(self.compile_id, nodes, max_nodes, tuple(self.plan.islands), stats)
+
+
+class _InTorch(fx.Interpreter):
+    """Runs a graph's ops in torch."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().call_function(as_run_by_torch(target), args, kwargs)
+
+
+def _eager(gm: fx.GraphModule) -> Any:
+    """The graph in torch."""
+
+    def call(args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()
+        if elsewhere() and (results := _as_traced(gm, values)) is not None:
+            return results
+        return _InTorch(gm).run(*values)
+
+    return call
+
+
+def _as_traced(gm: fx.GraphModule, values: Sequence[Any]) -> list[Any] | None:
+    """Fake results of fake ``values``, as AOTAutograd saw them; nothing where they have symbolic sizes.
+
+    Running the graph may give other strides, since composite ops are taken apart then.
+    """
+    inputs = dict(zip(gm.graph.find_nodes(op="placeholder"), values, strict=True))
+    (output,) = gm.graph.find_nodes(op="output")
+    results = []
+    for node in output.args[0]:
+        value = node.meta.get("val") if isinstance(node, fx.Node) else node
+        if node in inputs:
+            value = inputs[node]
+        elif isinstance(value, torch.Tensor) and not any(isinstance(d, torch.SymInt) for d in value.shape):
+            value = fake_like(value, value.device)
+        elif isinstance(node, fx.Node):
+            return None
+        results.append(value)
+    return results
+
+
+def _min_block(options: Options) -> int:
+    return 1 if options.fallback == "error" else options.min_block_size
+
+
+def _static_inputs(gm: fx.GraphModule) -> frozenset[int]:
+    """Placeholders whose memory stays where it is from call to call: parameters, buffers, marked static inputs."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    indices = set(getattr(metadata, "static_input_indices", None) or ())
+    names = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    first_is_forward = bool(names) and not any(str(n.target).startswith("tangents") for n in names)
+    return frozenset(indices) if first_is_forward else frozenset()
+
+
+def _strict_error(islands: list[Island]) -> UnsupportedOpError:
+    first = islands[0]
+    lines = [f"MAX cannot run {first.op}: {first.reason}."]
+    if first.where:
+        lines.append(f"  at {first.where}")
+    others = sorted({i.op for i in islands} - {first.op})
+    if others:
+        lines.append(f"  and {len(others)} more: {', '.join(others)}")
+    lines.append("  Use options={'fallback': 'eager'} to let torch run such ops, or register a lowering with @map_to.")
+    return UnsupportedOpError("\n".join(lines))

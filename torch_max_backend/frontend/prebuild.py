@@ -1,0 +1,141 @@
+"""Running a user's function to learn which regions it compiles: for a machine that is not here, or to explain misses.
+
+For another machine the function runs on fake tensors, which have devices, shapes and dtypes but no values. So it may
+build and compile a model of any size, on a GPU that is not attached, and cannot look at a number.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch import nn
+
+from torch_max_backend.base.errors import MaxBackendError
+from torch_max_backend.base.target import Machine
+from torch_max_backend.compile.compiler import Batch, compile_batch, put_off
+from torch_max_backend.compile.job import Job
+from torch_max_backend.options import Options
+
+
+@dataclass(frozen=True)
+class Prebuilt:
+    """What a function's regions came to: jobs in order, without repeats, by whether they were compiled."""
+
+    compiled: list[Job]
+    present: list[Job]
+    failed: list[Job]
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys that the store has now."""
+        return {job.key for job in self.compiled + self.present}
+
+
+def prebuild(function: Callable[..., Any], machine: Machine, options: Options) -> Prebuilt:
+    """Compile for ``machine`` what ``function`` compiles with this backend; see :func:`regions_of`."""
+    with machine.pretended():
+        batch = regions_of(function, machine.device)
+        failed = compile_batch(batch, options)
+    keys = {job.key for job in failed}
+    compiled = [job for key, job in batch.jobs.items() if key not in keys]
+    present = {job.key: job for job, there in batch.looked_up if there}
+    return Prebuilt(compiled, list(present.values()), failed)
+
+
+def regions_of(function: Callable[..., Any], device: str) -> Batch:
+    """Call ``function`` with compiles put off.
+
+    Args:
+        function: Calls what it wants compiled; gets ``device`` if it takes an argument.
+    """
+    torch._dynamo.reset()
+    arguments = (device,) if inspect.signature(function).parameters else ()
+    always_traced = torch._functorch.config.patch(enable_autograd_cache=False)
+    with put_off() as batch, _conversion_of_fake_modules(), always_traced:
+        function(*arguments)
+    torch._dynamo.reset()
+    return batch
+
+
+def load_function(text: str) -> Callable[..., Any]:
+    """The function that ``path/to/file.py:name`` or ``package.module:name`` means.
+
+    Raises:
+        MaxBackendError: There is no such file, module or function.
+    """
+    place, _, name = text.rpartition(":")
+    if not place or not name.isidentifier():
+        raise MaxBackendError(f"{text!r} names no function: expected path/to/file.py:function or module:function")
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise MaxBackendError(f"there is no file {place}")
+        sys.path.insert(0, str(path.resolve().parent))  # as Python does for a script
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, "")
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise MaxBackendError(f"there is no module {place}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise MaxBackendError(f"{place} has no function {name}")
+    return function
+
+
+@contextmanager
+def _conversion_of_fake_modules() -> Iterator[None]:
+    """Let ``module.to(device)`` work on fake parameters, which torch cannot swap in place.
+
+    They are replaced, each once in a conversion, so that parameters which are shared stay so.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    original, replaced = nn.Module._apply, dict[int, tuple[Any, Any]]()
+    depth = 0
+
+    def apply(self: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+        nonlocal depth
+        if not any(isinstance(p, FakeTensor) for p in self.parameters()):
+            return original(self, fn, recurse)
+        depth += 1
+        try:
+            for child in self.children() if recurse else ():
+                child._apply(fn)
+            for key, parameter in self._parameters.items():
+                if parameter is not None:
+                    self._parameters[key] = _once(parameter, lambda p: nn.Parameter(fn(p), p.requires_grad))
+            for key, buffer in self._buffers.items():
+                if buffer is not None:
+                    self._buffers[key] = _once(buffer, fn)
+        finally:
+            depth -= 1
+            if not depth:
+                replaced.clear()
+        return self
+
+    def _once(old: Any, make: Callable[[Any], Any]) -> Any:
+        if id(old) not in replaced:
+            with torch.no_grad():
+                replaced[id(old)] = old, make(old)
+        return replaced[id(old)][1]
+
+    nn.Module._apply = apply
+    try:
+        yield
+    finally:
+        nn.Module._apply = original

@@ -1,0 +1,122 @@
+"""Cutting a backward into stages, so that what the forward kept for it can be freed before it ends.
+
+A region holds its inputs until it returns. Those of a backward are most of the forward's activations, which torch's
+engine has given up: after a stage, the ones that no later stage reads are freed, and gradients take their memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import fx
+
+from torch_max_backend.capture.fake_tensors import tensors_of, value_of
+from torch_max_backend.capture.fx_nodes import is_getitem
+
+STAGE_BYTES = 32 * 2**20
+"""Memory that a stage must free, at least."""
+MOST_STAGES = 8
+
+
+def stages(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
+    """The nodes of a region, in graph order, as lists that run one after the other; one list where nothing is gained.
+
+    Only on a CPU and for static sizes. What a stage reads of another is a tensor between them, so cuts are made where
+    few bytes cross.
+    """
+    freed = _freed(nodes)
+    count = min(int(sum(freed.values()) // STAGE_BYTES), MOST_STAGES)
+    if count < 2:
+        return [list(nodes)]
+    index = {n: i for i, n in enumerate(nodes)}
+    cuts = _cuts(nodes, index, freed, count)
+    stage = {n: sum(cut <= i for cut in cuts) for n, i in index.items()}
+    for node in reversed(nodes):
+        _postpone(node, stage)
+    for node in filter(is_getitem, nodes):
+        stage[node] = stage[node.all_input_nodes[0]]
+    found: list[list[fx.Node]] = [[] for _ in range(len(cuts) + 1)]
+    for node in nodes:
+        found[stage[node]].append(node)
+    return [part for part in found if part]
+
+
+def _freed(nodes: Sequence[fx.Node]) -> Mapping[fx.Node, float]:
+    """The inputs that only live for a backward, with their bytes; none if this is something else.
+
+    AOTAutograd calls gradients tangents and the forward's own inputs, which stay, primals.
+    """
+    if not nodes:
+        return {}
+    inputs = [n for n in nodes[0].graph.nodes if n.op == "placeholder"]
+    if not any(str(n.target).startswith("tangents") for n in inputs):
+        return {}
+    found = {n: _bytes(n) for n in inputs if not str(n.target).startswith("primals")}
+    sizes = (*found.values(), *map(_bytes, nodes))
+    devices = {t.device.type for n in (*inputs, *nodes) for t in tensors_of(value_of(n))}
+    return found if all(map(math.isfinite, sizes)) and devices <= {"cpu"} else {}
+
+
+def _bytes(node: fx.Node) -> float:
+    """The size of a node's tensors; infinite if it is symbolic."""
+    total = 0.0
+    for tensor in tensors_of(value_of(node)):
+        numel = tensor.numel()
+        total += numel * tensor.element_size() if isinstance(numel, int) else math.inf
+    return total
+
+
+def _cuts(
+    nodes: Sequence[fx.Node], index: Mapping[fx.Node, int], freed: Mapping[fx.Node, float], count: int
+) -> list[int]:
+    """Positions before which to cut: where the fewest bytes cross, near those that free equal parts."""
+    last_read = {x: _last_read(x, index) for x in freed}
+    gone = [0.0] * (len(nodes) + 1)
+    for x, i in last_read.items():
+        gone[i + 1] += freed[x]
+    gone = list(itertools.accumulate(gone))
+    crossing = _crossing(nodes, index)
+    wanted = [gone[-1] * k / count for k in range(count + 1)]
+    cuts = []
+    for low, high in itertools.pairwise(wanted[:-1]):
+        middle = (low + high) / 2
+        near = [i for i in range(1, len(nodes)) if middle < gone[i] <= middle + high - low]
+        if near:
+            cuts.append(min(near, key=lambda i: (crossing[i], i)))
+    return sorted(set(cuts))
+
+
+def _last_read(node: fx.Node, index: Mapping[fx.Node, int]) -> int:
+    """The position of the last node that reads an input, directly or through views that are in no region."""
+    return max((index[u] if u in index else _last_read(u, index) for u in node.users), default=-1)
+
+
+def _crossing(nodes: Sequence[fx.Node], index: Mapping[fx.Node, int]) -> list[float]:
+    """Per position the bytes that are made before it and read behind it, without what leaves the region anyway."""
+    change = [0.0] * (len(nodes) + 2)
+    for i, node in enumerate(nodes):
+        last = max((index[u] for u in node.users if u in index), default=i)
+        if last > i and not any(u.op == "output" for u in node.users):
+            change[i + 1] += _bytes(node)
+            change[last + 1] -= _bytes(node)
+    return list(itertools.accumulate(change))
+
+
+def _postpone(node: fx.Node, stage: dict[fx.Node, int]) -> None:
+    """Move a node to the stage of its first reader if what it reads takes no more memory than what it makes.
+
+    So the gradient of a table that is also the last layer's weight is made where its other part is, and not kept.
+    """
+    readers = [stage.get(u) for u in node.users]
+    if not readers or None in readers or is_getitem(node):
+        return
+    first = min(s for s in readers if s is not None)
+    if first > stage[node] and _bytes(node) >= sum(map(_bytes, node.all_input_nodes)):
+        stage[node] = first
+
+
+def homes(parts: Iterable[Iterable[fx.Node]]) -> dict[fx.Node, int]:
+    """The number of the part that each node is in."""
+    return {n: k for k, part in enumerate(parts) for n in part}
