@@ -100,10 +100,9 @@ def _compiler(options: Options) -> Callable[..., Any]:
 
 def _check_devices(devices: set[torch.device], options: Options) -> None:
     if any(device.type != "cpu" for device in devices):
-        from torch_max_backend.runtime.session import check_device, expect_recordings
+        from torch_max_backend.runtime.session import check_device, choose_memory_share
 
-        if options.device_graphs:
-            expect_recordings()
+        choose_memory_share(options.gpu_memory_share, options.device_graphs)
         for device in devices:
             check_device(device)
 

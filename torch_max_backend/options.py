@@ -63,6 +63,13 @@ class Options:
         "On a GPU, record what a call enqueues once per shape and play it back in one launch; "
         'on by default with mode "reduce-overhead" or "max-autotune".',
     )
+    gpu_memory_share: int = _option(
+        -1,
+        "Percent of each GPU's memory that MAX's pool may keep beside PyTorch's; 0 is no pool, which holds least "
+        "and is slowest; -1 means 60, or 25 where device graphs are recorded first. Read when a process first uses a "
+        "GPU.",
+        least=-1,
+    )
     profile: bool = _option(False, "Record profiler ranges around regions and islands.")
     verbose: bool = _option(False, "Log graphs, regions, islands, cache hits and compile times to stderr.")
 

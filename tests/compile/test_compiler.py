@@ -110,12 +110,23 @@ def test_missing_gpu_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("comes_first", "share"), [("recordings", "25"), ("others", "60"), ("the user", "33"), ("a parent", "25")]
+    ("comes_first", "option", "share"),
+    [
+        ("recordings", -1, "25"),
+        ("recordings", 40, "40"),
+        ("recordings", 0, "0"),
+        ("others", -1, "60"),
+        ("others", 10, "60"),
+        ("the user", 10, "33"),
+        ("a parent", -1, "25"),
+    ],
 )
-def test_share_of_a_gpus_memory(monkeypatch: pytest.MonkeyPatch, comes_first: str, share: str) -> None:
+def test_share_of_a_gpus_memory(monkeypatch: pytest.MonkeyPatch, comes_first: str, option: int, share: str) -> None:
     """Recording reserves all of it, so it is small where the first function to compile asks for device graphs."""
     from torch_max_backend.runtime import session
 
+    monkeypatch.setenv(session.POOL_SIZE, "1")  # so that what the test sets is undone
+    monkeypatch.delenv(session.POOL_SIZE)
     for name in (session.POOL_PERCENT, session.CHOSEN):
         monkeypatch.setenv(name, "33")
         if comes_first != "a parent" and (comes_first != "the user" or name == session.CHOSEN):
@@ -125,9 +136,10 @@ def test_share_of_a_gpus_memory(monkeypatch: pytest.MonkeyPatch, comes_first: st
     monkeypatch.setattr(session, "get_accelerators", functools.cache(session.get_accelerators.__wrapped__))
     if comes_first == "others":
         session.get_accelerators()
-    session.expect_recordings.__wrapped__()
+    session.choose_memory_share.__wrapped__(option, True)
     session.get_accelerators()
     assert os.environ[session.POOL_PERCENT] == share
+    assert os.environ.get(session.POOL_SIZE) == ("0" if share == "0" else None)
 
 
 # -- fallback ------------------------------------------------------------------------------------------------------

@@ -102,6 +102,27 @@ def test_what_is_part_of_the_key_misses(run: Run) -> None:
     assert run(edited + simple())["warm"] == [False]
 
 
+MODES = """
+def f(x):
+    return (x * 2).sin().sum(0)
+
+x = torch.randn(3, 4)
+for mode in {modes!r}:
+    torch._dynamo.reset()
+    same(torch.compile(f, backend="max_backend", mode=mode)(x), f(x))
+tell()
+"""
+
+
+def test_one_artifact_serves_every_mode(run: Run) -> None:
+    """In one process and in the next: a mode decides how a graph is called, not what is compiled."""
+    first = run(MODES.format(modes=["default", "reduce-overhead", "max-autotune"]))
+    assert first["warm"] == [False, True, True]
+    assert first["compiled"] <= 1 and first["hits"][1:] == [1, 1]
+    second = run(MODES.format(modes=["reduce-overhead"]))
+    assert second["warm"] == [True] and second["compiled"] == 0 and not second["lowering"]
+
+
 @pytest.mark.full
 def test_without_a_cache_nothing_is_kept(run: Run) -> None:
     assert run(simple(cache=False))["cache"] == {}

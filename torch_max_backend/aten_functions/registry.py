@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -20,7 +20,6 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch_max_backend.aten_functions import load_families
 from torch_max_backend.base.errors import RegistrationError
 
-How = Literal["max", "composition", "mojo"]
 Check = Callable[..., str | None]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,7 +39,6 @@ class Lowering:
 
     overload: OpOverload | str
     function: Callable[..., Any]
-    how: How = "composition"
     supports: Check | None = None
     limits: str = ""
     modules: frozenset[str] = frozenset()
@@ -146,7 +144,6 @@ def overloads_of(op: Any) -> list[OpOverload]:
 
 def map_to(
     *ops: Any,
-    how: How = "composition",
     supports: Check | None = None,
     limits: str = "",
 ) -> Callable[[F], F]:
@@ -155,7 +152,6 @@ def map_to(
     Args:
         ops: Ops of ``torch.ops``: overloads (``aten.add.Tensor``) or packets (``aten.add``: every functional overload).
             For an op of a library that may be imported later, or never, the name of the overload as a string.
-        how: ``"max"`` (one MAX op), ``"composition"`` (several) or ``"mojo"`` (a kernel of ours).
         supports: Capability check; returns the limit that a node exceeds, or ``None``.
         limits: One line for the supported-ops page.
 
@@ -173,11 +169,11 @@ def map_to(
         for op in ops:
             if isinstance(op, str) and op.count(".") == 2:
                 # Nothing is checked: of a library's other version, calls that do not fit stay with torch.
-                aten_functions.add(Lowering(defined(op) or op, function, how, supports, limits, modules))
+                aten_functions.add(Lowering(defined(op) or op, function, supports, limits, modules))
                 continue
             for overload in overloads_of(op):
                 _check_signature(overload, function, strict=isinstance(op, OpOverload))
-                lowering = Lowering(overload, function, how, supports, limits, modules)
+                lowering = Lowering(overload, function, supports, limits, modules)
                 aten_functions.add(lowering)
                 if not lowering.is_own and overload._can_decompose() and not can_stay_whole(overload):
                     warnings.warn(

@@ -10,8 +10,6 @@ from torch._ops import OpOverload
 from torch_max_backend.aten_functions.registry import Lowering, aten_functions
 from torch_max_backend.aten_functions.support.dtypes import TO_MAX
 
-HOW = {"max": "a MAX op", "composition": "a composition of MAX ops", "mojo": "a Mojo kernel"}
-
 HEAD = """# Supported ops
 
 Made from the op registry by `python -m torch_max_backend.diagnostics.docs --write`.
@@ -33,7 +31,7 @@ def page() -> str:
     for low in own:
         families[low.function.__module__.rpartition(".")[2]].append(low)
     for family in sorted(families):
-        lines += [f"## {family}", "", "| op | overloads | how | limits |", "|---|---|---|---|"]
+        lines += [f"## {family}", "", "| op | overloads | limits |", "|---|---|---|"]
         lines += _rows(families[family])
         lines.append("")
     lines += ["## Run by torch by design", "", "These are no islands.", ""]
@@ -44,11 +42,11 @@ def page() -> str:
 
 
 def _rows(lowerings: Iterable[Lowering]) -> list[str]:
-    groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for low in lowerings:
         name, overload = _name(low.overload)
-        groups[name, HOW[low.how], low.limits.replace("|", "\\|")].append(overload)
-    return [f"| `{n}` | {', '.join(sorted(o))} | {how} | {limits} |" for (n, how, limits), o in sorted(groups.items())]
+        groups[name, low.limits.replace("|", "\\|")].append(overload)
+    return [f"| `{n}` | {', '.join(sorted(o))} | {limits} |" for (n, limits), o in sorted(groups.items())]
 
 
 def _reasons(pairs: Iterable[tuple[OpOverload, str]]) -> list[str]:

@@ -16,6 +16,7 @@ from torch_max_backend.compile.cache.configured_store import store_for
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.diagnostics.report import GraphReport, record
+from torch_max_backend.frontend.warm_start import options_of_call
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import CallSpec, NotSavableError
 from torch_max_backend.runtime.cuda_graphs.replay import with_replay
@@ -115,9 +116,10 @@ class CompiledGraph(OutputCode):
             raise FXGraphCacheMiss(str(error)) from error
 
     def _load(self, saved: SavedGraph) -> None:
-        logs.configure(saved.options)
+        options = options_of_call.get() or saved.options  # what is saved serves every mode
+        logs.configure(options)
         spec = CallSpec.loads(saved.spec)
-        self.call = with_replay(spec, models_of(saved), saved.options)
+        self.call = with_replay(spec, models_of(saved), options)
         count = len(saved.keys)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
         stats = CompileStats(count, count, keys=list(saved.keys))

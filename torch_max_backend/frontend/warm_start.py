@@ -13,6 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,8 +27,11 @@ from torch_max_backend.options import Options
 log = logging.getLogger("torch_max_backend")
 
 FORMAT = "1"
-_NO_CODE = ("verbose", "compile", "compile_workers", "cache_limit")
+_NO_CODE = ("verbose", "compile", "compile_workers", "cache_limit", "device_graphs", "gpu_memory_share")
 """Options that change nothing in what is compiled."""
+
+options_of_call: ContextVar[Options | None] = ContextVar("torch_max_backend_options_of_call", default=None)
+"""The options of the call that loads a kept graph: another mode may have kept it."""
 
 try:
     from torch._functorch import config as _functorch_config
@@ -102,8 +106,8 @@ def reason_against(options: Options) -> str:
 class WarmStart:
     """What AOTAutograd needs to keep the graphs of one call of the backend."""
 
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
+    def __init__(self, tag: str, options: Options) -> None:
+        self.tag, self.options = tag, options
 
     def compilers(self, compile_graph: Callable[..., Any]) -> dict[str, Any]:
         """The compilers for :func:`aot_autograd`, marked as making something that can be kept."""
@@ -128,8 +132,12 @@ class WarmStart:
         wanted = {"bundled_autograd_cache": True}
         if is_ahead_of_time():  # AOTAutograd makes no entry otherwise
             wanted["enable_autograd_cache"] = True
-        with _compiler_config.patch(cache_key_tag=tag), _functorch_config.patch(wanted):
-            yield
+        token = options_of_call.set(self.options)
+        try:
+            with _compiler_config.patch(cache_key_tag=tag), _functorch_config.patch(wanted):
+                yield
+        finally:
+            options_of_call.reset(token)
 
 
 def _keep_next(graph: Any) -> None:
@@ -171,10 +179,10 @@ def warm_start(options: Options, devices: set[torch.device]) -> WarmStart | None
         if _missing:
             lacking = ", ".join(_missing)
             raise EnvironmentUnsupportedError(f"this torch cannot save compiled functions: it lacks {lacking}")
-        return WarmStart("ahead of time")
+        return WarmStart("ahead of time", options)
     reason = reason_against(options)
     if reason:
         log.debug("graphs are traced in every process: %s", reason)
         return None
     tag = tag_of(options, devices)
-    return None if tag is None else WarmStart(tag)
+    return None if tag is None else WarmStart(tag, options)

@@ -22,10 +22,11 @@ from torch_max_backend.base.target import Target, elsewhere
 
 POOL_PERCENT = "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT"
 """MAX's variable for the share of a GPU's memory that its pool may have; read when a GPU is opened."""
-SHARE, SHARE_WITH_RECORDINGS = "60", "25"
-"""Percent. A pool grows on demand up to its share. Beyond it the driver allocates, and waits for the GPU whenever
-memory is given back: a training step that needs 22 GB took 59 ms with a share of 7 GB, and 45 with more. But the first
-device graph that is recorded makes MAX reserve all of its share."""
+POOL_SIZE = "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE"
+"""MAX's variable for the pool's size in bytes; 0 is no pool."""
+SHARE, SHARE_WITH_RECORDINGS = 60, 25
+"""Percent. A pool grows on demand up to its share, and keeps what it had. Beyond it the driver allocates, and waits for
+the GPU whenever memory is given back. The first device graph that is recorded makes MAX reserve all of its share."""
 
 CHOSEN = "TMB_CHOSEN_SHARE_OF_MEMORY"
 """Our variable beside it: the share where this package chose it, and not the user, for processes that inherit both."""
@@ -34,8 +35,6 @@ log = logging.getLogger("torch_max_backend")
 
 _lock = threading.Lock()
 _session: InferenceSession | None = None
-
-
 _share = SHARE
 
 
@@ -43,20 +42,32 @@ _share = SHARE
 def get_accelerators() -> tuple[driver.Device, ...]:
     """The GPUs that MAX can use on this machine, in MAX's order; empty on a CPU-only machine."""
     if os.environ.get(POOL_PERCENT) == os.environ.get(CHOSEN):  # neither is set, or both by a process before this one
-        os.environ[POOL_PERCENT] = os.environ[CHOSEN] = _share
+        os.environ[POOL_PERCENT] = os.environ[CHOSEN] = str(_share)
+        if _share == 0:
+            os.environ.setdefault(POOL_SIZE, "0")
     return tuple(driver.Accelerator(i) for i in range(driver.accelerator_count()))
 
 
 @functools.cache
-def expect_recordings() -> None:
-    """Give MAX's pool a small share of a GPU, since recording a device graph reserves it: before a GPU is opened."""
+def choose_memory_share(percent: int, records: bool) -> None:
+    """Choose the share of a GPU's memory for MAX's pool, which has no effect once a GPU is open.
+
+    Args:
+        percent: The option ``gpu_memory_share``; -1 leaves the choice to this package.
+        records: Whether device graphs will be recorded, for which the pool reserves its share.
+    """
     global _share
-    _share = SHARE_WITH_RECORDINGS
-    if get_accelerators.cache_info().currsize and os.environ[POOL_PERCENT] == SHARE and get_accelerators():
+    wanted = percent if percent >= 0 else SHARE_WITH_RECORDINGS if records else _share
+    opened = get_accelerators.cache_info().currsize and os.environ.get(POOL_PERCENT) == os.environ.get(CHOSEN)
+    if not opened:
+        _share = wanted
+    elif wanted != _share and get_accelerators():
         log.warning(
-            "device graphs: the first that is recorded reserves %s %% of the GPU's memory for MAX, because functions "
-            "without them came first in this process. Compile one with them first, or set %s.",
-            SHARE,
+            "MAX's pool has %s %% of the GPU's memory, not %s, because functions that did not ask for it came first in "
+            "this process%s. Compile one that does first, or set %s.",
+            _share,
+            wanted,
+            ": the first device graph that is recorded reserves all of it" if records else "",
             POOL_PERCENT,
         )
 

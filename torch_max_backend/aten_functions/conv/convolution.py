@@ -253,7 +253,7 @@ def _computed(x: TensorValue) -> TensorValue:
 
 # convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
 #   bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
-@map_to(aten.convolution.default, how="max", limits="1 to 3 spatial sizes")
+@map_to(aten.convolution.default, limits="1 to 3 spatial sizes")
 def convolution(
     input: TensorValue,
     weight: TensorValue,

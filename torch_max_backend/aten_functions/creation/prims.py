@@ -13,7 +13,7 @@ from torch_max_backend.aten_functions.support.tensor_ops import Operand, cast
 
 
 # prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor
-@map_to(torch.ops.prims.convert_element_type.default, how="max")
+@map_to(torch.ops.prims.convert_element_type.default)
 def convert_element_type(a: TensorValue, dtype: torch.dtype) -> TensorValue:
     """A cast."""
     return cast(a, max_dtype(dtype))

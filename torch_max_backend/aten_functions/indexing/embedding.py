@@ -30,7 +30,7 @@ from torch_max_backend.aten_functions.support.tensor_ops import (
 
 # embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False)
 #     -> Tensor
-@map_to(aten.embedding.default, how="max")
+@map_to(aten.embedding.default)
 def embedding(
     weight: TensorValue,
     indices: TensorValue,

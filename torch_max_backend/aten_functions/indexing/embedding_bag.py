@@ -62,7 +62,7 @@ def _column(x: TensorValue, like: TensorValue) -> TensorValue:
 # _embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0,
 #     bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1)
 #     -> (Tensor, Tensor, Tensor, Tensor)
-@map_to(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, how="mojo")
+@map_to(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def _embedding_bag(
     weight: TensorValue,
     indices: TensorValue,

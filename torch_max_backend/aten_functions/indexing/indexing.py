@@ -149,7 +149,7 @@ def _put_masked(self: TensorValue, axis: int, mask: TensorValue, values: TensorV
 
 # -- index: one tensor along one dim -------------------------------------------------------------------------------
 # index_select(Tensor self, int dim, Tensor index) -> Tensor
-@map_to(aten.index_select.default, how="max")
+@map_to(aten.index_select.default)
 def index_select(self: TensorValue, dim: int, index: TensorValue) -> TensorValue:
     if any(static(d) == 0 for d in out_shape()):
         return full(0, out_shape(), self.dtype, self.device)

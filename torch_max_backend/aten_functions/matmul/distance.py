@@ -175,7 +175,7 @@ def _pair_differences(x: TensorValue) -> tuple[TensorValue, Callable[[int], Tens
 
 
 # _pdist_forward(Tensor self, float p=2.) -> Tensor
-@map_to(aten._pdist_forward.default, how="mojo", limits="float32 and float64")
+@map_to(aten._pdist_forward.default, limits="float32 and float64")
 def _pdist_forward(self: TensorValue, p: float = 2.0) -> TensorValue:
     _check(self)
     shape = out_shape()

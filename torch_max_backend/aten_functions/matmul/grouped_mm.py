@@ -63,7 +63,7 @@ def _takes_no_bias(
 
 
 # _grouped_mm(Tensor self, Tensor mat2, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor
-@map_to(aten._grouped_mm.default, how="mojo", supports=_takes_no_bias, limits="no bias; GPU: without tensor cores")
+@map_to(aten._grouped_mm.default, supports=_takes_no_bias, limits="no bias; GPU: without tensor cores")
 def _grouped_mm(
     self: TensorValue,
     mat2: TensorValue,
@@ -83,14 +83,14 @@ def _grouped_mm(
 
 
 # transformers::grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor
-@map_to("transformers.grouped_mm_fallback.default", how="mojo", limits="GPU: without tensor cores")
+@map_to("transformers.grouped_mm_fallback.default", limits="GPU: without tensor cores")
 def grouped_mm_fallback(input: TensorValue, weight: TensorValue, offs: TensorValue) -> TensorValue:
     return _multiply_rows(input, weight, offs)
 
 
 # transformers::grouped_mm_fallback_backward(Tensor input, Tensor weight, Tensor offs, Tensor grad_output)
 #   -> (Tensor, Tensor)
-@map_to("transformers.grouped_mm_fallback_backward.default", how="mojo", limits="GPU: without tensor cores")
+@map_to("transformers.grouped_mm_fallback_backward.default", limits="GPU: without tensor cores")
 def grouped_mm_fallback_backward(
     input: TensorValue, weight: TensorValue, offs: TensorValue, grad_output: TensorValue
 ) -> tuple[TensorValue, TensorValue]:

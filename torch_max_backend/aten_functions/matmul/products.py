@@ -190,7 +190,7 @@ def _blend(self: TensorValue, prod: TensorValue, beta: Operand, alpha: Operand) 
 # -- plain products --------------------------------------------------------------------------------------------------
 # mm(Tensor self, Tensor mat2) -> Tensor
 # bmm(Tensor self, Tensor mat2) -> Tensor
-@map_to(aten.mm.default, aten.bmm.default, how="max", limits="AMD's GPUs: float32 only at precision 'high' or 'medium'")
+@map_to(aten.mm.default, aten.bmm.default, limits="AMD's GPUs: float32 only at precision 'high' or 'medium'")
 def mm(self: TensorValue, mat2: TensorValue) -> TensorValue:
     return product(self, mat2)
 

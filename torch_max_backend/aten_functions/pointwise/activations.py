@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from max.dtype import DType
 from max.graph import TensorValue, ops
 
-from torch_max_backend.aten_functions.registry import How, aten, map_to
+from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.support import elementary
 from torch_max_backend.aten_functions.support.elementary import (
     at_least,
@@ -28,11 +28,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 _add, _sub, _mul, _div = ops.add, ops.sub, ops.mul, ops.div
 
 
-def activation(op: object, how: How = "composition") -> Callable[[F], F]:
+def activation(op: object) -> Callable[[F], F]:
     """Register a function of floats in which 16-bit floats are computed in float32."""
 
     def register(function: F) -> F:
-        return map_to(op, how=how)(in_accumulator(function))  # type: ignore[return-value]
+        return map_to(op)(in_accumulator(function))  # type: ignore[return-value]
 
     return register
 
@@ -196,7 +196,7 @@ def log_sigmoid_backward(grad_output: TensorValue, self: TensorValue, buffer: Te
 
 
 # silu(Tensor self) -> Tensor
-@activation(aten.silu.default, how="max")
+@activation(aten.silu.default)
 def silu(self: TensorValue) -> TensorValue:
     """``x * sigmoid(x)``; MAX's has nine digits in float64."""
     if elementary.is_short(self):
@@ -280,7 +280,7 @@ _TANH_SCALE, _TANH_CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
 # gelu(Tensor self, *, str approximate="none") -> Tensor
-@map_to(aten.gelu.default, how="max")
+@map_to(aten.gelu.default)
 def gelu(self: TensorValue, *, approximate: str = "none") -> TensorValue:
     """``x * Phi(x)``, exact or by tanh."""
     source = unfinished_of(self) if approximate == "tanh" else None

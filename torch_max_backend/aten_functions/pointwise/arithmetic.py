@@ -11,7 +11,7 @@ from max.graph import TensorValue, ops
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_max_backend.aten_functions.registry import How, aten, map_to
+from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.support import elementary, float64_math
 from torch_max_backend.aten_functions.support.dtypes import Operand, accumulator
 from torch_max_backend.aten_functions.support.elementary import either, in_accumulator, less, number
@@ -56,7 +56,7 @@ def _scaled_sum(op: Callable[..., TensorValue], self: Operand, other: Operand, a
 
 # add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
 # add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
-@map_to(aten.add.Tensor, aten.add.Scalar, how="max")
+@map_to(aten.add.Tensor, aten.add.Scalar)
 def add(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
     """``self + alpha * other``; of booleans, their union."""
     if out_dtype() == DType.bool:
@@ -82,7 +82,7 @@ def negated(x: TensorValue) -> TensorValue:
 
 # sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
 # sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
-@map_to(aten.sub.Tensor, aten.sub.Scalar, how="max")
+@map_to(aten.sub.Tensor, aten.sub.Scalar)
 def sub(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
     """``self - alpha * other``."""
     return _scaled_sum(_difference, self, other, alpha)
@@ -90,7 +90,7 @@ def sub(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
 
 # rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
 # rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
-@map_to(aten.rsub.Tensor, aten.rsub.Scalar, how="max")
+@map_to(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
     """``other - alpha * self``."""
     return _scaled_sum(_difference, other, self, alpha)
@@ -98,7 +98,7 @@ def rsub(self: Operand, other: Operand, alpha: Operand = 1) -> TensorValue:
 
 # mul.Tensor(Tensor self, Tensor other) -> Tensor
 # mul.Scalar(Tensor self, Scalar other) -> Tensor
-@map_to(aten.mul.Tensor, aten.mul.Scalar, how="max")
+@map_to(aten.mul.Tensor, aten.mul.Scalar)
 def mul(self: Operand, other: Operand) -> TensorValue:
     """The product; of booleans, their intersection."""
     if out_dtype() == DType.bool:
@@ -111,14 +111,14 @@ def mul(self: Operand, other: Operand) -> TensorValue:
 # div.Tensor(Tensor self, Tensor other) -> Tensor
 # div.Scalar(Tensor self, Scalar other) -> Tensor
 # true_divide.Tensor(Tensor self, Tensor other) -> Tensor
-@map_to(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor, how="max")
+@map_to(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(self: Operand, other: Operand) -> TensorValue:
     """The true quotient, of integers too."""
     return rounded(elementary.quotient(*arithmetic_operands(self, other)))
 
 
 # -- one float in, one float out -----------------------------------------------------------------------------------
-def unary(op: OpOverload, function: Unary, how: How = "composition", integers: bool | Unary = True) -> None:
+def unary(op: OpOverload, function: Unary, integers: bool | Unary = True) -> None:
     """Register a function of floats.
 
     Of a boolean it has two values: torch computes them while the graph is built. Of integers it is computed in float64
@@ -147,7 +147,7 @@ def unary(op: OpOverload, function: Unary, how: How = "composition", integers: b
     lowering = of_x if op._schema.arguments[0].name == "x" else of_self
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
     limits = {} if integers else {"supports": _only_floats, "limits": "floats and booleans"}
-    map_to(op, how=how, **limits)(lowering)  # type: ignore[arg-type]
+    map_to(op, **limits)(lowering)  # type: ignore[arg-type]
 
 
 def _only_floats(self: torch.Tensor) -> str | None:
@@ -174,21 +174,21 @@ for _op, _function in (
     (aten.erf.default, ops.erf),
     (aten.atanh.default, ops.atanh),
 ):
-    unary(_op, _function, how="max")
-unary(aten.cos.default, float64_math.cos, how="max", integers=False)
-unary(aten.rsqrt.default, ops.rsqrt, how="max", integers=lambda x: reciprocal(ops.sqrt(x)))
+    unary(_op, _function)
+unary(aten.cos.default, float64_math.cos, integers=False)
+unary(aten.rsqrt.default, ops.rsqrt, integers=lambda x: reciprocal(ops.sqrt(x)))
 
 
 # -- sign ----------------------------------------------------------------------------------------------------------
 # neg(Tensor self) -> Tensor
-@map_to(aten.neg.default, how="max")
+@map_to(aten.neg.default)
 def neg(self: TensorValue) -> TensorValue:
     """``-self``; unsigned integers wrap around."""
     return negated(self)
 
 
 # abs(Tensor self) -> Tensor
-@map_to(aten.abs.default, how="max")
+@map_to(aten.abs.default)
 def absolute(self: TensorValue) -> TensorValue:
     """The size; the lowest integer stays itself."""
     return self if self.dtype == DType.bool or self.dtype.is_unsigned_integral() else ops.abs(self)
@@ -214,7 +214,7 @@ def rounding(op: object, function: Unary) -> None:
         return in_accumulator(function)(self) if self.dtype.is_float() else self
 
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op, how="max")(lowering)
+    map_to(op)(lowering)
 
 
 # name(Tensor self) -> Tensor
@@ -241,7 +241,7 @@ def round_decimals(self: TensorValue, decimals: int) -> TensorValue:
 
 # -- selection -----------------------------------------------------------------------------------------------------
 # where.self(Tensor condition, Tensor self, Tensor other) -> Tensor
-@map_to(aten.where.self, how="max")
+@map_to(aten.where.self)
 def where(condition: TensorValue, self: Operand, other: Operand) -> TensorValue:
     """``self`` where ``condition``, else ``other``."""
     return ops.where(tensor(condition, DType.bool, promise().device), promised(self), promised(other))
@@ -249,7 +249,7 @@ def where(condition: TensorValue, self: Operand, other: Operand) -> TensorValue:
 
 # masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor
 # masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> Tensor
-@map_to(aten.masked_fill.Scalar, aten.masked_fill.Tensor, how="max")
+@map_to(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(self: TensorValue, mask: TensorValue, value: Operand) -> TensorValue:
     """``value`` where ``mask``, else ``self``."""
     return ops.where(tensor(mask, DType.bool, promise().device), promised(value), self)

@@ -23,7 +23,7 @@ def bitwise(name: str, of_bools: Callable[..., TensorValue]) -> None:
 
     lowering.__name__ = lowering.__qualname__ = f"bitwise_{name}"
     packet = getattr(aten, f"bitwise_{name}")
-    map_to(packet.Tensor, packet.Scalar, packet.Scalar_Tensor, how="mojo")(lowering)
+    map_to(packet.Tensor, packet.Scalar, packet.Scalar_Tensor)(lowering)
 
 
 # bitwise_name.Tensor(Tensor self, Tensor other) -> Tensor
@@ -35,7 +35,7 @@ bitwise("xor", ops.logical_xor)
 
 
 # bitwise_not(Tensor self) -> Tensor
-@map_to(aten.bitwise_not.default, how="mojo")
+@map_to(aten.bitwise_not.default)
 def bitwise_not(self: TensorValue) -> TensorValue:
     """All bits inverted; of booleans, the negation."""
     return ops.logical_not(self) if self.dtype == DType.bool else kernel("tmb_bitwise_not", self)
@@ -52,7 +52,6 @@ def bitwise_not(self: TensorValue) -> TensorValue:
     aten.bitwise_left_shift.Scalar_Tensor,
     aten.__lshift__.Tensor,
     aten.__lshift__.Scalar,
-    how="mojo",
 )
 def left_shift(self: Operand, other: Operand) -> TensorValue:
     """Bits shifted out are lost; a count that is negative or too large leaves 0."""
@@ -70,7 +69,6 @@ def left_shift(self: Operand, other: Operand) -> TensorValue:
     aten.bitwise_right_shift.Scalar_Tensor,
     aten.__rshift__.Tensor,
     aten.__rshift__.Scalar,
-    how="mojo",
 )
 def right_shift(self: Operand, other: Operand) -> TensorValue:
     """Keeps the sign; a count that is negative or too large leaves the sign alone."""

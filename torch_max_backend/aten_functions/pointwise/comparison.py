@@ -33,7 +33,7 @@ def comparison(name: str, of_tensors: Binary, of_numbers: Binary, swapped: bool 
 
     lowering.__name__ = lowering.__qualname__ = name
     packet = getattr(aten, name)
-    map_to(packet.Tensor, packet.Scalar, how="max")(lowering)
+    map_to(packet.Tensor, packet.Scalar)(lowering)
 
 
 def _not_equal(x: TensorValue, y: TensorValue) -> TensorValue:
@@ -59,7 +59,7 @@ def logic(op: object, function: Callable[..., TensorValue]) -> None:
         return function(*(truth(tensor(x, x.dtype, device)) for x in (self, other)))
 
     lowering.__name__ = lowering.__qualname__ = str(op).split(".")[1]
-    map_to(op, how="max")(lowering)
+    map_to(op)(lowering)
 
 
 # name(Tensor self, Tensor other) -> Tensor
@@ -69,7 +69,7 @@ logic(aten.logical_xor.default, ops.logical_xor)
 
 
 # logical_not(Tensor self) -> Tensor
-@map_to(aten.logical_not.default, how="max")
+@map_to(aten.logical_not.default)
 def logical_not(self: TensorValue) -> TensorValue:
     """Whether ``self`` is zero."""
     return ops.logical_not(truth(self))
@@ -106,7 +106,7 @@ def sign_bit(x: TensorValue) -> TensorValue:
 
 
 # signbit(Tensor self) -> Tensor
-@map_to(aten.signbit.default, how="mojo")
+@map_to(aten.signbit.default)
 def signbit(self: TensorValue) -> TensorValue:
     """Whether the sign bit is set."""
     return sign_bit(self)
@@ -114,7 +114,7 @@ def signbit(self: TensorValue) -> TensorValue:
 
 # copysign.Tensor(Tensor self, Tensor other) -> Tensor
 # copysign.Scalar(Tensor self, Scalar other) -> Tensor
-@map_to(aten.copysign.Tensor, aten.copysign.Scalar, how="mojo")
+@map_to(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(self: Operand, other: Operand) -> TensorValue:
     """The size of ``self`` with the sign of ``other``."""
     size = ops.abs(promised(self))
@@ -127,7 +127,7 @@ def copysign(self: Operand, other: Operand) -> TensorValue:
 
 
 # nextafter(Tensor self, Tensor other) -> Tensor
-@map_to(aten.nextafter.default, how="mojo")
+@map_to(aten.nextafter.default)
 def nextafter(self: TensorValue, other: TensorValue) -> TensorValue:
     """The next number of the dtype towards ``other``."""
     shape = out_shape()

@@ -17,7 +17,7 @@ from torch_max_backend.aten_functions.support.tensor_ops import cast
 
 
 # frexp.Tensor(Tensor self) -> (Tensor mantissa, Tensor exponent)
-@map_to(aten.frexp.Tensor, how="mojo")
+@map_to(aten.frexp.Tensor)
 def frexp(self: TensorValue) -> tuple[TensorValue | None, TensorValue | None]:
     """``self = mantissa * 2**exponent``, the mantissa's size in [0.5, 1); of what is not finite, itself and 0."""
     wide = cast(self, accumulator(self.dtype))

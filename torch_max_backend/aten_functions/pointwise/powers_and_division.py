@@ -45,7 +45,7 @@ def pow_tensor_scalar(self: TensorValue, exponent: Operand) -> TensorValue:
 
 # pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor
 # pow.Scalar(Scalar self, Tensor exponent) -> Tensor
-@map_to(aten.pow.Tensor_Tensor, aten.pow.Scalar, how="mojo", limits="booleans stay with torch")
+@map_to(aten.pow.Tensor_Tensor, aten.pow.Scalar, limits="booleans stay with torch")
 def pow_tensor_tensor(self: Operand, exponent: Operand) -> TensorValue:
     """Powers with torch's results for integers: they wrap around, and negative exponents leave 0, 1 or -1."""
     if out_dtype() == DType.bool:
@@ -70,7 +70,7 @@ def _remainder(x: TensorValue, y: TensorValue) -> TensorValue:
 
 # fmod.Tensor(Tensor self, Tensor other) -> Tensor
 # fmod.Scalar(Tensor self, Scalar other) -> Tensor
-@map_to(aten.fmod.Tensor, aten.fmod.Scalar, how="mojo")
+@map_to(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(self: Operand, other: Operand) -> TensorValue:
     """The exact remainder with the sign of ``self``."""
     return _divided("fmod", _fmod, self, other)
@@ -79,7 +79,7 @@ def fmod(self: Operand, other: Operand) -> TensorValue:
 # remainder.Tensor(Tensor self, Tensor other) -> Tensor
 # remainder.Scalar(Tensor self, Scalar other) -> Tensor
 # remainder.Scalar_Tensor(Scalar self, Tensor other) -> Tensor
-@map_to(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, how="mojo")
+@map_to(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(self: Operand, other: Operand) -> TensorValue:
     """The remainder with the sign of ``other``: ``self - floor(self / other) * other``."""
     return _divided("remainder", _remainder, self, other)
@@ -88,7 +88,7 @@ def remainder(self: Operand, other: Operand) -> TensorValue:
 # -- quotients -----------------------------------------------------------------------------------------------------
 # div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor
 # div.Scalar_mode(Tensor self, Scalar other, *, str? rounding_mode) -> Tensor
-@map_to(aten.div.Tensor_mode, aten.div.Scalar_mode, how="mojo")
+@map_to(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(self: Operand, other: Operand, rounding_mode: str | None) -> TensorValue:
     """The quotient, true, truncated or floored."""
     if rounding_mode is None:
@@ -106,7 +106,7 @@ def _rounded_quotient(x: TensorValue, y: TensorValue) -> TensorValue:
 
 # floor_divide(Tensor self, Tensor other) -> Tensor
 # floor_divide.Scalar(Tensor self, Scalar other) -> Tensor
-@map_to(aten.floor_divide.default, aten.floor_divide.Scalar, how="mojo")
+@map_to(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(self: Operand, other: Operand) -> TensorValue:
     """The floored quotient of the exact division, as Python's ``//``."""
     return _divided("floor", _floor_quotient, self, other)
@@ -192,14 +192,14 @@ def _by_constant(operation: str, x: TensorValue, divisor: int) -> TensorValue:
 
 # -- greatest common divisors --------------------------------------------------------------------------------------
 # gcd(Tensor self, Tensor other) -> Tensor
-@map_to(aten.gcd.default, how="mojo")
+@map_to(aten.gcd.default)
 def gcd(self: TensorValue, other: TensorValue) -> TensorValue:
     """The greatest common divisor, not negative."""
     return kernel("tmb_gcd", promised(self), promised(other))
 
 
 # lcm(Tensor self, Tensor other) -> Tensor
-@map_to(aten.lcm.default, how="mojo")
+@map_to(aten.lcm.default)
 def lcm(self: TensorValue, other: TensorValue) -> TensorValue:
     """The least common multiple, not negative; 0 if either is."""
     x, y = promised(self), promised(other)

@@ -37,7 +37,7 @@ def _fractional(
 
 
 # fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)
-@map_to(aten.fractional_max_pool2d.default, how="mojo")
+@map_to(aten.fractional_max_pool2d.default)
 def fractional_max_pool2d(
     self: TensorValue, kernel_size: Ints, output_size: Ints, random_samples: TensorValue
 ) -> tuple[TensorValue, TensorValue]:
@@ -45,7 +45,7 @@ def fractional_max_pool2d(
 
 
 # fractional_max_pool3d(Tensor self, int[3] kernel_size, int[3] output_size, Tensor random_samples) -> (Tensor, Tensor)
-@map_to(aten.fractional_max_pool3d.default, how="mojo")
+@map_to(aten.fractional_max_pool3d.default)
 def fractional_max_pool3d(
     self: TensorValue, kernel_size: Ints, output_size: Ints, random_samples: TensorValue
 ) -> tuple[TensorValue, TensorValue]:
@@ -54,7 +54,7 @@ def fractional_max_pool3d(
 
 # fractional_max_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] output_size,
 #   Tensor indices) -> Tensor
-@map_to(aten.fractional_max_pool2d_backward.default, how="mojo")
+@map_to(aten.fractional_max_pool2d_backward.default)
 def fractional_max_pool2d_backward(
     grad_output: TensorValue, self: TensorValue, kernel_size: Ints, output_size: Ints, indices: TensorValue
 ) -> TensorValue:
@@ -63,7 +63,7 @@ def fractional_max_pool2d_backward(
 
 # fractional_max_pool3d_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] output_size,
 #   Tensor indices) -> Tensor
-@map_to(aten.fractional_max_pool3d_backward.default, how="mojo")
+@map_to(aten.fractional_max_pool3d_backward.default)
 def fractional_max_pool3d_backward(
     grad_output: TensorValue, self: TensorValue, kernel_size: Ints, output_size: Ints, indices: TensorValue
 ) -> TensorValue:

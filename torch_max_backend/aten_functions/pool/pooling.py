@@ -169,7 +169,7 @@ def _max_pool(x: TensorValue, pool: Pool) -> tuple[TensorValue | None, TensorVal
 
 # max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
 #   bool ceil_mode=False) -> (Tensor, Tensor)
-@map_to(aten.max_pool2d_with_indices.default, how="mojo")
+@map_to(aten.max_pool2d_with_indices.default)
 def max_pool2d_with_indices(
     self: TensorValue,
     kernel_size: Ints,
@@ -183,7 +183,7 @@ def max_pool2d_with_indices(
 
 # max_pool3d_with_indices(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1,
 #   bool ceil_mode=False) -> (Tensor, Tensor)
-@map_to(aten.max_pool3d_with_indices.default, how="mojo")
+@map_to(aten.max_pool3d_with_indices.default)
 def max_pool3d_with_indices(
     self: TensorValue,
     kernel_size: Ints,
@@ -214,7 +214,7 @@ def _max_pool_backward(grad: TensorValue, x: TensorValue, indices: TensorValue, 
 
 # max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding,
 #   int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor
-@map_to(aten.max_pool2d_with_indices_backward.default, how="mojo")
+@map_to(aten.max_pool2d_with_indices_backward.default)
 def max_pool2d_with_indices_backward(
     grad_output: TensorValue,
     self: TensorValue,
@@ -230,7 +230,7 @@ def max_pool2d_with_indices_backward(
 
 # max_pool3d_with_indices_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding,
 #   int[3] dilation, bool ceil_mode, Tensor indices) -> Tensor
-@map_to(aten.max_pool3d_with_indices_backward.default, how="mojo")
+@map_to(aten.max_pool3d_with_indices_backward.default)
 def max_pool3d_with_indices_backward(
     grad_output: TensorValue,
     self: TensorValue,
@@ -549,13 +549,13 @@ def _adaptive_max(x: TensorValue, spatial: int) -> tuple[TensorValue, TensorValu
 
 
 # adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)
-@map_to(aten.adaptive_max_pool2d.default, how="mojo")
+@map_to(aten.adaptive_max_pool2d.default)
 def adaptive_max_pool2d(self: TensorValue, output_size: Ints) -> tuple[TensorValue, TensorValue]:
     return _adaptive_max(self, 2)
 
 
 # adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)
-@map_to(aten.adaptive_max_pool3d.default, how="mojo")
+@map_to(aten.adaptive_max_pool3d.default)
 def adaptive_max_pool3d(self: TensorValue, output_size: Ints) -> tuple[TensorValue, TensorValue]:
     return _adaptive_max(self, 3)
 
@@ -567,12 +567,12 @@ def _adaptive_max_backward(grad: TensorValue, x: TensorValue, indices: TensorVal
 
 
 # adaptive_max_pool2d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor
-@map_to(aten.adaptive_max_pool2d_backward.default, how="mojo")
+@map_to(aten.adaptive_max_pool2d_backward.default)
 def adaptive_max_pool2d_backward(grad_output: TensorValue, self: TensorValue, indices: TensorValue) -> TensorValue:
     return _adaptive_max_backward(grad_output, self, indices, 2)
 
 
 # adaptive_max_pool3d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor
-@map_to(aten.adaptive_max_pool3d_backward.default, how="mojo")
+@map_to(aten.adaptive_max_pool3d_backward.default)
 def adaptive_max_pool3d_backward(grad_output: TensorValue, self: TensorValue, indices: TensorValue) -> TensorValue:
     return _adaptive_max_backward(grad_output, self, indices, 3)

@@ -37,13 +37,13 @@ def _scan(x: TensorValue, dim: int, operation: str) -> TensorValue:
 
 
 # cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor
-@map_to(aten.cumprod.default, how="mojo")
+@map_to(aten.cumprod.default)
 def cumprod(self: TensorValue, dim: int, dtype: torch.dtype | None = None) -> TensorValue:
     return _scan(cast(self, out_dtype()), dim, "prod")
 
 
 # logcumsumexp(Tensor self, int dim) -> Tensor
-@map_to(aten.logcumsumexp.default, how="mojo")
+@map_to(aten.logcumsumexp.default)
 def logcumsumexp(self: TensorValue, dim: int) -> TensorValue:
     return _scan(cast(self, out_dtype()), dim, "logsumexp")
 
@@ -57,12 +57,12 @@ def _scan_extreme(x: TensorValue, dim: int, largest: bool) -> tuple[TensorValue,
 
 
 # cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)
-@map_to(aten.cummax.default, how="mojo")
+@map_to(aten.cummax.default)
 def cummax(self: TensorValue, dim: int) -> tuple[TensorValue, TensorValue]:
     return _scan_extreme(self, dim, True)
 
 
 # cummin(Tensor self, int dim) -> (Tensor values, Tensor indices)
-@map_to(aten.cummin.default, how="mojo")
+@map_to(aten.cummin.default)
 def cummin(self: TensorValue, dim: int) -> tuple[TensorValue, TensorValue]:
     return _scan_extreme(self, dim, False)

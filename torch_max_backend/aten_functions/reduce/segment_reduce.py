@@ -28,7 +28,7 @@ from torch_max_backend.base.errors import Unsupported
 
 # segment_reduce(Tensor data, str reduce, *, Tensor? lengths=None, Tensor? indices=None, Tensor? offsets=None,
 #     int axis=0, bool unsafe=False, Scalar? initial=None) -> Tensor
-@map_to(aten.segment_reduce.default, how="mojo", limits="lengths and offsets are not checked")
+@map_to(aten.segment_reduce.default, limits="lengths and offsets are not checked")
 def segment_reduce(
     data: TensorValue,
     reduce: str,
@@ -57,7 +57,7 @@ def segment_reduce(
 
 # _segment_reduce_backward(Tensor grad, Tensor output, Tensor data, str reduce, *, Tensor? lengths=None,
 #     Tensor? offsets=None, int axis=0, Scalar? initial=None) -> Tensor
-@map_to(aten._segment_reduce_backward.default, how="mojo", limits="lengths and offsets are not checked")
+@map_to(aten._segment_reduce_backward.default, limits="lengths and offsets are not checked")
 def _segment_reduce_backward(
     grad: TensorValue,
     output: TensorValue,
@@ -115,4 +115,4 @@ def hash_tensor(self: TensorValue, dim: Sequence[int] = (), keepdim: bool = Fals
 
 
 if hasattr(aten, "hash_tensor"):
-    map_to(aten.hash_tensor.default, how="mojo", supports=_known_mode)(hash_tensor)
+    map_to(aten.hash_tensor.default, supports=_known_mode)(hash_tensor)

@@ -157,7 +157,7 @@ def _register(name: str, filter: Filter, reach: int) -> None:
 
     for overload, function in ((name, forward), (f"{name}_backward", backward)):
         if hasattr(aten, overload):
-            map_to(getattr(aten, overload).default, how="mojo", limits="sizes known at compile time")(function)
+            map_to(getattr(aten, overload).default, limits="sizes known at compile time")(function)
 
 
 _register("_upsample_bilinear2d_aa", _linear, 2)

@@ -11,7 +11,7 @@ from torch_max_backend.aten_functions.sampling.interpolation import grid_sample,
 
 
 # grid_sampler_3d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor
-@map_to(aten.grid_sampler_3d.default, how="mojo")
+@map_to(aten.grid_sampler_3d.default)
 def grid_sampler_3d(
     input: TensorValue, grid: TensorValue, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> TensorValue:
@@ -20,7 +20,7 @@ def grid_sampler_3d(
 
 # grid_sampler_3d_backward(Tensor grad_output, Tensor input, Tensor grid, int interpolation_mode, int padding_mode,
 #   bool align_corners, bool[2] output_mask) -> (Tensor, Tensor)
-@map_to(aten.grid_sampler_3d_backward.default, how="mojo", limits="linear and nearest")
+@map_to(aten.grid_sampler_3d_backward.default, limits="linear and nearest")
 def grid_sampler_3d_backward(
     grad_output: TensorValue,
     input: TensorValue,

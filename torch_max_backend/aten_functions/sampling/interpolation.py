@@ -268,7 +268,7 @@ def grid_sample_backward(
 
 
 # grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor
-@map_to(aten.grid_sampler_2d.default, how="mojo")
+@map_to(aten.grid_sampler_2d.default)
 def grid_sampler_2d(
     input: TensorValue, grid: TensorValue, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> TensorValue:
@@ -277,7 +277,7 @@ def grid_sampler_2d(
 
 # grid_sampler_2d_backward(Tensor grad_output, Tensor input, Tensor grid, int interpolation_mode, int padding_mode,
 #   bool align_corners, bool[2] output_mask) -> (Tensor, Tensor)
-@map_to(aten.grid_sampler_2d_backward.default, how="mojo", limits="linear and nearest")
+@map_to(aten.grid_sampler_2d_backward.default, limits="linear and nearest")
 def grid_sampler_2d_backward(
     grad_output: TensorValue,
     input: TensorValue,
@@ -293,7 +293,7 @@ def grid_sampler_2d_backward(
 
 # -- images and columns ----------------------------------------------------------------------------------------------
 # im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor
-@map_to(aten.im2col.default, how="mojo")
+@map_to(aten.im2col.default)
 def im2col(self: TensorValue, kernel_size: Ints, dilation: Ints, padding: Ints, stride: Ints) -> TensorValue:
     shape = out_shape()
     if any(static(d) == 0 for d in shape):
@@ -314,7 +314,7 @@ def im2col(self: TensorValue, kernel_size: Ints, dilation: Ints, padding: Ints, 
 
 # col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride)
 #   -> Tensor
-@map_to(aten.col2im.default, how="mojo")
+@map_to(aten.col2im.default)
 def col2im(
     self: TensorValue,
     output_size: Sequence[int | Dim],

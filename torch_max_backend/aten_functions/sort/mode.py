@@ -19,7 +19,7 @@ def _limits(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> str | N
 
 
 # mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
-@map_to(aten.mode.default, how="mojo", supports=_limits, limits="CPU")
+@map_to(aten.mode.default, supports=_limits, limits="CPU")
 def mode(self: TensorValue, dim: int = -1, keepdim: bool = False) -> Pair:
     """The least of the most frequent elements, and one of its places: the one that torch's sort leaves last."""
     if any(static(d) == 0 for d in out_shape(0)):

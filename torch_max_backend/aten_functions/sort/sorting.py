@@ -85,13 +85,13 @@ def _columns(rows: TensorValue, start: int | Dim, stop: int | Dim) -> TensorValu
 
 
 # sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
-@map_to(aten.sort.default, how="mojo")
+@map_to(aten.sort.default)
 def sort(self: TensorValue, dim: int = -1, descending: bool = False) -> Pair:
     return sort_stable(self, False, dim, descending)
 
 
 # sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)
-@map_to(aten.sort.stable, how="mojo")
+@map_to(aten.sort.stable)
 def sort_stable(self: TensorValue, stable: bool | None, dim: int = -1, descending: bool = False) -> Pair:
     """Without ``stable`` equal elements come on a CPU as torch's introsort leaves them."""
     rows = _rows(self, dim)
@@ -103,7 +103,7 @@ def sort_stable(self: TensorValue, stable: bool | None, dim: int = -1, descendin
 
 
 # topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
-@map_to(aten.topk.default, how="mojo")
+@map_to(aten.topk.default)
 def topk(self: TensorValue, k: int | Dim, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     rows = _rows(self, dim)
     if rows.device.is_cpu():
@@ -114,7 +114,7 @@ def topk(self: TensorValue, k: int | Dim, dim: int = -1, largest: bool = True, s
 
 
 # kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)
-@map_to(aten.kthvalue.default, how="mojo")
+@map_to(aten.kthvalue.default)
 def kthvalue(self: TensorValue, k: int | Dim, dim: int = -1, keepdim: bool = False) -> Pair:
     rows = _rows(self, dim)
     if rows.device.is_cpu():
@@ -163,25 +163,25 @@ def _median_of_all(x: TensorValue, skip_nan: bool) -> TensorValue:
 
 
 # median(Tensor self) -> Tensor
-@map_to(aten.median.default, how="mojo")
+@map_to(aten.median.default)
 def median(self: TensorValue) -> TensorValue:
     return _median_of_all(self, False)
 
 
 # nanmedian(Tensor self) -> Tensor
-@map_to(aten.nanmedian.default, how="mojo")
+@map_to(aten.nanmedian.default)
 def nanmedian(self: TensorValue) -> TensorValue:
     return _median_of_all(self, True)
 
 
 # median.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
-@map_to(aten.median.dim, how="mojo")
+@map_to(aten.median.dim)
 def median_dim(self: TensorValue, dim: int, keepdim: bool = False) -> Pair:
     return _median(self, dim, False)
 
 
 # nanmedian.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
-@map_to(aten.nanmedian.dim, how="mojo")
+@map_to(aten.nanmedian.dim)
 def nanmedian_dim(self: TensorValue, dim: int, keepdim: bool = False) -> Pair:
     return _median(self, dim, True)
 
@@ -211,7 +211,7 @@ def _as_tensor(value: TensorValue | bool | int | float, like: TensorValue) -> Te
 #     Tensor? sorter=None) -> Tensor
 # searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False, str? side=None,
 #     Tensor? sorter=None) -> Tensor
-@map_to(aten.searchsorted.Tensor, aten.searchsorted.Scalar, how="mojo")
+@map_to(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
     sorted_sequence: TensorValue,
     self: TensorValue | bool | int | float,
@@ -234,7 +234,7 @@ def _flat_boundaries(self: object, boundaries: torch.Tensor, **_: object) -> str
 
 # bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor
 # bucketize.Scalar(Scalar self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor
-@map_to(aten.bucketize.Tensor, aten.bucketize.Scalar, how="mojo", supports=_flat_boundaries)
+@map_to(aten.bucketize.Tensor, aten.bucketize.Scalar, supports=_flat_boundaries)
 def bucketize(
     self: TensorValue | bool | int | float, boundaries: TensorValue, out_int32: bool = False, right: bool = False
 ) -> TensorValue:

@@ -25,14 +25,14 @@ def _in_float64(kernel: str, left: Operand, right: Operand, parameters: dict[str
 
 
 # igamma(Tensor self, Tensor other) -> Tensor
-@map_to(aten.igamma.default, how="mojo")
+@map_to(aten.igamma.default)
 def igamma(self: TensorValue, other: TensorValue) -> TensorValue:
     """The regularized lower incomplete gamma function."""
     return cast(_in_float64("tmb_incomplete_gamma", self, other, {"upper": False}), out_dtype())
 
 
 # igammac(Tensor self, Tensor other) -> Tensor
-@map_to(aten.igammac.default, how="mojo")
+@map_to(aten.igammac.default)
 def igammac(self: TensorValue, other: TensorValue) -> TensorValue:
     """The regularized upper incomplete gamma function."""
     return cast(_in_float64("tmb_incomplete_gamma", self, other, {"upper": True}), out_dtype())
@@ -41,7 +41,7 @@ def igammac(self: TensorValue, other: TensorValue) -> TensorValue:
 # special_zeta(Tensor self, Tensor other) -> Tensor
 # special_zeta.self_scalar(Scalar self, Tensor other) -> Tensor
 # special_zeta.other_scalar(Tensor self, Scalar other) -> Tensor
-@map_to(aten.special_zeta.default, aten.special_zeta.self_scalar, aten.special_zeta.other_scalar, how="mojo")
+@map_to(aten.special_zeta.default, aten.special_zeta.self_scalar, aten.special_zeta.other_scalar)
 def special_zeta(self: Operand, other: Operand) -> TensorValue:
     """Hurwitz's zeta function: the sum of ``(other + k)**-self`` over k >= 0."""
     return cast(_in_float64("tmb_zeta", self, other), out_dtype())

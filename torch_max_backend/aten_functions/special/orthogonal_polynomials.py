@@ -101,7 +101,7 @@ def _register(name: str, polynomial: Polynomial) -> None:
         return rounded(polynomial(*(broadcast_to(v, shape) for v in arithmetic_operands(x, n, wide=True))))
 
     lowering.__name__ = lowering.__qualname__ = name
-    map_to(packet.default, packet.x_scalar, packet.n_scalar, how="mojo")(lowering)
+    map_to(packet.default, packet.x_scalar, packet.n_scalar)(lowering)
 
 
 for _name, _polynomial in (

@@ -34,7 +34,7 @@ Size: TypeAlias = int | Dim
 
 # -- joining -------------------------------------------------------------------------------------------------------
 # cat(Tensor[] tensors, int dim=0) -> Tensor
-@map_to(aten.cat.default, how="max")
+@map_to(aten.cat.default)
 def cat(tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     """Promotes dtypes; one-dimensional tensors of size 0 go with any shape, as they always have in torch."""
     shape = out_shape()

@@ -103,13 +103,13 @@ def _extended(self: TensorValue, padding: Sequence[Size], reflect: bool) -> Tens
 
 
 # reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor
-@map_to(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default, how="max")
+@map_to(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(self: TensorValue, padding: Sequence[Size]) -> TensorValue:
     return _extended(self, padding, reflect=True)
 
 
 # replication_pad1d(Tensor self, SymInt[2] padding) -> Tensor
-@map_to(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default, how="max")
+@map_to(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def replication_pad(self: TensorValue, padding: Sequence[Size]) -> TensorValue:
     return _extended(self, padding, reflect=False)
 

@@ -41,40 +41,40 @@ CPU = DeviceRef.CPU()
 
 # -- reshapes ------------------------------------------------------------------------------------------------------
 # view(Tensor(a) self, SymInt[] size) -> Tensor(a)
-@map_to(aten.view.default, aten._unsafe_view.default, aten.view_copy.default, aten._reshape_copy.default, how="max")
+@map_to(aten.view.default, aten._unsafe_view.default, aten.view_copy.default, aten._reshape_copy.default)
 def view(self: TensorValue, size: Sequence[Size]) -> TensorValue:
     """``size`` may hold a -1 that the promise has resolved."""
     return reshape(self, out_shape())
 
 
 # _reshape_alias(Tensor(a) self, SymInt[] size, SymInt[] stride) -> Tensor(a)
-@map_to(aten._reshape_alias.default, aten._reshape_alias_copy.default, how="max")
+@map_to(aten._reshape_alias.default, aten._reshape_alias_copy.default)
 def _reshape_alias(self: TensorValue, size: Sequence[Size], stride: Sequence[Size]) -> TensorValue:
     return reshape(self, out_shape())
 
 
 # squeeze(Tensor(a) self) -> Tensor(a)
-@map_to(aten.squeeze.default, aten.squeeze_copy.default, how="max")
+@map_to(aten.squeeze.default, aten.squeeze_copy.default)
 def squeeze(self: TensorValue) -> TensorValue:
     return reshape(self, out_shape())
 
 
 # squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)
 # squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)
-@map_to(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze_copy.dims, how="max")
+@map_to(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
 def squeeze_dim(self: TensorValue, dim: int | Sequence[int]) -> TensorValue:
     """Dims of another size than 1 stay; the promise knows which."""
     return reshape(self, out_shape())
 
 
 # unsqueeze(Tensor(a) self, int dim) -> Tensor(a)
-@map_to(aten.unsqueeze.default, aten.unsqueeze_copy.default, how="max")
+@map_to(aten.unsqueeze.default, aten.unsqueeze_copy.default)
 def unsqueeze(self: TensorValue, dim: int) -> TensorValue:
     return reshape(self, out_shape())
 
 
 # expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)
-@map_to(aten.expand.default, aten.expand_copy.default, how="max")
+@map_to(aten.expand.default, aten.expand_copy.default)
 def expand(self: TensorValue, size: Sequence[Size], *, implicit: bool = False) -> TensorValue:
     return broadcast_to(self, out_shape())
 
@@ -86,9 +86,7 @@ def _other_width(self: torch.Tensor, dtype: torch.dtype) -> str | None:
 
 
 # view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)
-@map_to(
-    aten.view.dtype, aten.view_copy.dtype, how="mojo", supports=_other_width, limits="dtypes of one width; not to bool"
-)
+@map_to(aten.view.dtype, aten.view_copy.dtype, supports=_other_width, limits="dtypes of one width; not to bool")
 def view_dtype(self: TensorValue, dtype: torch.dtype) -> TensorValue:
     target = out_dtype()
     if self.dtype == target or self.dtype == DType.bool:
@@ -99,13 +97,13 @@ def view_dtype(self: TensorValue, dtype: torch.dtype) -> TensorValue:
 
 # -- permutations --------------------------------------------------------------------------------------------------
 # permute(Tensor(a) self, int[] dims) -> Tensor(a)
-@map_to(aten.permute.default, aten.permute_copy.default, how="max")
+@map_to(aten.permute.default, aten.permute_copy.default)
 def permute_(self: TensorValue, dims: Sequence[int]) -> TensorValue:
     return permute(self, [axis_of(d, self.rank) for d in dims])
 
 
 # transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)
-@map_to(aten.transpose.int, aten.transpose_copy.int, how="max")
+@map_to(aten.transpose.int, aten.transpose_copy.int)
 def transpose(self: TensorValue, dim0: int, dim1: int) -> TensorValue:
     order = list(range(self.rank))
     if order:
@@ -115,7 +113,7 @@ def transpose(self: TensorValue, dim0: int, dim1: int) -> TensorValue:
 
 
 # t(Tensor(a) self) -> Tensor(a)
-@map_to(aten.t.default, aten.t_copy.default, how="max")
+@map_to(aten.t.default, aten.t_copy.default)
 def t(self: TensorValue) -> TensorValue:
     return permute(self, list(reversed(range(self.rank))))
 
@@ -130,14 +128,13 @@ def t(self: TensorValue) -> TensorValue:
     aten.lift.default,
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
-    how="max",
 )
 def alias(self: TensorValue) -> TensorValue:
     return self
 
 
 # clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor
-@map_to(aten.clone.default, how="max")
+@map_to(aten.clone.default)
 def clone(self: TensorValue, *, memory_format: torch.memory_format | None = None) -> TensorValue:
     """A value has no identity and no strides: the output's memory is the runtime's concern."""
     return self
@@ -145,7 +142,7 @@ def clone(self: TensorValue, *, memory_format: torch.memory_format | None = None
 
 # _to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None,
 #     bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor
-@map_to(aten._to_copy.default, how="max")
+@map_to(aten._to_copy.default)
 def _to_copy(
     self: TensorValue,
     *,
@@ -225,7 +222,7 @@ def clamped(position: Size, size: Size) -> TensorValue:
 
 
 # slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
-@map_to(aten.slice.Tensor, aten.slice_copy.Tensor, how="max")
+@map_to(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice_(
     self: TensorValue, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1
 ) -> TensorValue:
@@ -239,13 +236,13 @@ def slice_(
 
 
 # narrow_copy(Tensor self, int dim, SymInt start, SymInt length) -> Tensor
-@map_to(aten.narrow_copy.default, how="max")
+@map_to(aten.narrow_copy.default)
 def narrow_copy(self: TensorValue, dim: int, start: Size, length: Size) -> TensorValue:
     return take_slice(self, axis_of(dim, self.rank), start, 1, length)
 
 
 # select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)
-@map_to(aten.select.int, aten.select_copy.int, how="max")
+@map_to(aten.select.int, aten.select_copy.int)
 def select(self: TensorValue, dim: int, index: Size) -> TensorValue:
     axis = axis_of(dim, self.rank)
     is_inside = isinstance(index, int)
@@ -303,7 +300,7 @@ def _lengths(axis: int) -> list[Dim]:
 
 
 # split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]
-@map_to(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor, how="max")
+@map_to(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
 def split(self: TensorValue, split_size: Size, dim: int = 0) -> list[TensorValue | None]:
     return _pieces(self, axis_of(dim, self.rank))
 
@@ -313,14 +310,13 @@ def split(self: TensorValue, split_size: Size, dim: int = 0) -> list[TensorValue
     aten.split_with_sizes.default,
     aten.split_with_sizes_copy.default,
     aten.unsafe_split_with_sizes.default,
-    how="max",
 )
 def split_with_sizes(self: TensorValue, split_sizes: Sequence[Size], dim: int = 0) -> list[TensorValue | None]:
     return _pieces(self, axis_of(dim, self.rank))
 
 
 # unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]
-@map_to(aten.unbind.int, aten.unbind_copy.int, how="max")
+@map_to(aten.unbind.int, aten.unbind_copy.int)
 def unbind(self: TensorValue, dim: int = 0) -> list[TensorValue | None]:
     axis = axis_of(dim, self.rank)
     count = static(self.shape[axis])
