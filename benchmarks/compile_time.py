@@ -44,11 +44,11 @@ function, arguments = torch.nn.Sequential(*(Block() for _ in range(n))).train(),
 PROGRAM = """
 import json, sys, time
 import torch, torch_max_backend
-from torch_max_backend.graph import components, partition, updates
+from torch_max_backend.partition import connected_components, optimizer_updates, partitioner
 
 n = {n}
 if {without_cuts}:
-    components.LARGE = partition.MANY_STORES = updates.FEWEST_STORES = 10**9
+    connected_components.LARGE = partitioner.MANY_STORES = optimizer_updates.FEWEST_STORES = 10**9
 {what}
 start = time.perf_counter()
 torch.compile(function, backend="max_backend", options={{"fallback": "error"}})(*arguments)

@@ -32,19 +32,19 @@ machines that the records name. To measure, from a clone (the wheel does not hav
 line has no `bench`):
 
 ```sh
-uv run python -m benchmarks.run --list                                    # suites and cases
-uv run python -m benchmarks.run cpu-ops cpu-models --save my.json         # small, without a GPU
+uv run python -m benchmarks.run --list                                            # suites and cases
+uv run python -m benchmarks.run cpu-ops cpu-models cpu-training --save my.json    # small, without a GPU
 uv run python -m benchmarks.run memory products attention convolution models decoding --save benchmarks/records/gpu.json
 uv run python -m benchmarks.run memory --only softmax --compare benchmarks/records/gpu.json --fail-on-regression 5
-uv run python -m benchmarks.report --write                                # this page
+uv run python -m benchmarks.report --write                                        # this page
 ```
 
 ## What the numbers mean
 
 - **Contenders** are eager (products are cuBLAS's, convolutions cuDNN's, attention torch's own), Inductor in its modes,
-  and this backend, `max`, in its modes. All contenders of a case are measured in one process, in turns, each round
-  beginning with another one.
-- **Times** are medians of samples of many calls, with half the distance of the quartiles in per cent. `device` is what
+  and this backend, `max`, in its modes. All contenders of a case are measured in one process, in turns, and each round
+  begins with another one.
+- **Times** are medians of samples of many calls, with half the interquartile range in per cent. `device` is what
   the GPU takes when it never waits for the host: the stream is kept busy until all calls of a sample are enqueued.
   `wall` is a loop of calls by the clock. Records have both, and the host's time for enqueueing a call. Inputs of op
   suites take turns, so that together they are three times as large as the L2 cache.
@@ -52,13 +52,13 @@ uv run python -m benchmarks.report --write                                # this
   only if its answer passes: it may differ from exact values (float64, or float32 for models in 16 bits) by twice as
   much as eager in norm and four times as much in one element, or by the last digits (`benchmarks/checking.py`). A row
   in which torch ran an op in place of MAX (an island) counts for nothing, and so does one that compiled again while it
-  was timed. Such rows are shown as ✗, and what every case should reach is then not reached.
+  was timed. Such rows are shown as ✗, and a suite's requirement then counts as not reached.
 - **Rate** is arithmetic a second, or bytes a second as a part of what a copy on the device reaches, each input read
   once and each output written once.
 - **Compile** is the first call in the phase that compiles, as many side by side as the record says. Inductor's
   contenders share Triton's cache.
 - **Memory** is device memory beyond weights and inputs: what the first calls took from the driver and keep (pools of
-  recorded graphs, code, MAX's own pool), and torch's peak in one more call. Where a suite measures all its cases in one
+  captured graphs, code, MAX's own pool), and torch's peak in one more call. Where a suite measures all its cases in one
   process, as op suites do, pools may have been there already, and it is a lower bound.
 """
 
@@ -129,7 +129,9 @@ def _suite(record_name: str, record: Record, name: str) -> str:
 
 def _details(rows: list[Record], names: list[str]) -> Iterator[str]:
     """Differences to exact values, compile seconds, host's time and memory."""
-    yield "<details><summary>Largest and mean difference to exact values, compile seconds, host time, memory</summary>"
+    # GitHub ignores the attribute; without it mkdocs would not see the table.
+    yield '<details markdown="1">'
+    yield "<summary>Largest and mean difference to exact values, compile seconds, host time, memory</summary>"
     yield ""
     yield _line("case", "contender", "max", "mean", "relative", "compile, s", "host, µs a call", "memory, MB")
     yield _line(*["---"] * 8)

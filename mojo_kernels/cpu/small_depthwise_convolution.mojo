@@ -14,7 +14,7 @@ from .depthwise_convolution import Axis, Grid
 comptime MOST = 64
 """Elements of a small plane of a result: a longer one fills vectors by itself, and is not worth turning."""
 comptime MOST_READ = 4 * MOST
-"""Elements of the image's plane. Found by measuring planes of 2 x 2 to 32 x 32 (docs/training.md)."""
+"""Elements of the image's plane. Found by measuring planes of 2 x 2 to 32 x 32 (docs/cpu-kernels.md)."""
 
 
 def is_small[T: DType](at: Grid, channels: Int) -> Bool:

@@ -135,7 +135,7 @@ struct Kept[T: DType, width: Int, vectors: Int, threads: Int, blocks: Int](Trivi
     """The vectors of a row that a thread keeps: in registers, or in shared memory where a row has several blocks.
 
     A multiprocessor reads some rows while it computes others, for which it needs many threads, and so few registers of
-    each. Which row is kept where was found by measuring (docs/gpu.md).
+    each. Which row is kept where was found by measuring (docs/gpu-measurements.md).
     """
 
     comptime bytes = Self.vectors * Self.width * size_of[Self.T]()

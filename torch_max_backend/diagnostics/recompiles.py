@@ -49,7 +49,7 @@ class _Listener(logging.Handler):
         log.warning(
             "torch compiled %s %s times and stops there: calls for which it has no version run in eager. "
             "The guard that failed last: %s. If a size or a number differs from call to call, mark it with "
-            "torch._dynamo.mark_dynamic, or compile with dynamic=True (docs/dynamic_shapes.md); "
+            "torch._dynamo.mark_dynamic, or compile with dynamic=True (docs/symbolic-sizes.md); "
             "torch._dynamo.config.%s is the limit.",
             function,
             count,

@@ -16,10 +16,11 @@ Made from the op registry by `python -m torch_max_backend.diagnostics.docs --wri
 
 An op runs on MAX in every dtype that both torch and MAX have for it, on CPU and GPU, unless its limits say otherwise:
 {dtypes}.
-Complex numbers, sparse, quantized and nested tensors stay with torch. On NVIDIA's GPUs, matrices, convolutions and
-attention are computed by the libraries that torch uses, in floating point. On others, MAX multiplies matrices in
-float16 and bfloat16, and in float32 where `torch.set_float32_matmul_precision` allows TF32, and convolutions stay with
-torch. An op or an argument that is not here is an island: torch runs it, and a warning names it."""
+Complex numbers, sparse, quantized and nested tensors stay with torch. On NVIDIA's GPUs, the libraries that torch uses
+compute products and convolutions of floating-point tensors, and most attention in 16 bits. On other GPUs, MAX computes
+products in float16 and bfloat16, and in float32 where `torch.set_float32_matmul_precision` allows TF32; convolutions
+of floating-point tensors stay with torch. An op or an argument that is not here is an island: torch runs it, and a
+warning names it. A heading is the module below `torch_max_backend/aten_functions/`."""
 
 
 def page() -> str:
@@ -29,7 +30,7 @@ def page() -> str:
     lines = [HEAD.format(dtypes=dtypes), "", f"{len(own)} overloads have a lowering.", ""]
     families: dict[str, list[Lowering]] = defaultdict(list)
     for low in own:
-        families[low.function.__module__.rpartition(".")[2]].append(low)
+        families[low.function.__module__.partition(".aten_functions.")[2].replace(".", "/")].append(low)
     for family in sorted(families):
         lines += [f"## {family}", "", "| op | overloads | limits |", "|---|---|---|"]
         lines += _rows(families[family])

@@ -1,4 +1,4 @@
-"""Lowering the chains of ``row_chains.py``: where each kernel is called, and who gets which of its results."""
+"""Lowering the chains of ``row_fusion.py``: where each kernel is called, and who gets which of its results."""
 
 from __future__ import annotations
 

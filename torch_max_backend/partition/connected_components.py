@@ -1,6 +1,6 @@
 """Cutting a large region that falls apart: an optimizer's step is one small program for each parameter.
 
-MAX's compile time grows much faster than the number of independent parts in a graph (see ``docs/compile_time.md``), and
+MAX's compile time grows much faster than the number of independent parts in a graph (see ``docs/compile-time.md``), and
 parts of the same shapes are the same program. So parts that are alike are put together in groups of one size, whose
 regions are then equal and compiled once.
 """

@@ -327,7 +327,7 @@ SMALL_BYTES = 16 * 1024
 def _left_to_torch(stores: list[fx.Node]) -> list[fx.Node]:
     """Take the writes of small tensors out of ``stores`` if there are many: running statistics, counters.
 
-    MAX's compile time grows much faster than their number (see ``docs/compile_time.md``), and a copy of so few
+    MAX's compile time grows much faster than their number (see ``docs/compile-time.md``), and a copy of so few
     bytes costs torch about a microsecond.
     """
     if len(stores) <= MANY_STORES:

@@ -2,7 +2,7 @@
 
 Inputs are ``query [B, H, S, E]``, ``key [B, G, T, E]`` and ``value [B, G, T, F]``, where ``G`` divides ``H``: a group
 of query heads shares one key head. All of it is computed in float32 for 16-bit floats and rounded once, except by the
-kernels of `library_attention.py` and `flash.py`, which 16-bit attention on a GPU uses.
+kernels of `cudnn_attention.py` and `flash_attention.py`, which 16-bit attention on a GPU uses.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _SHORT, _KEPT_OF_LONG = 2**14, 64
 _LONG = ((512, 4), (512, 8), (1024, 8))
 _SHAPES_OF_NORMS, _SHAPES_OF_SOFTMAX = ((512, 1), (1024, 1), *_LONG), ((512, 1), (512, 2), *_LONG)
 """Bytes of a row up to which a thread keeps half as much; what it keeps of a longer one; and which threads and blocks
-such a row may have. They were chosen by measuring rows of powers of two (docs/gpu.md)."""
+such a row may have. They were chosen by measuring rows of powers of two (docs/gpu-measurements.md)."""
 _FEW_PIECES = 512
 """Up to so many pieces are added up by a quarter of the most threads. The number is chosen, and not measured."""
 _FEW_ROWS = 64

@@ -364,7 +364,7 @@ class Unfinished:
 
 
 def mark_unfinished(x: TensorValue, unfinished: Unfinished | None) -> None:
-    """Note on a value what an op that reads it may ask for in its place; see `library_products.py`."""
+    """Note on a value what an op that reads it may ask for in its place; see `cublaslt_products.py`."""
     if unfinished is not None:
         x._unfinished = unfinished
 

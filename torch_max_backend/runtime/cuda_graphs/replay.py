@@ -1,6 +1,6 @@
 """Device graphs: MAX captures what each region enqueues, once per shape, and plays it back in one launch.
 
-``docs/device_graphs.md`` says what a user may rely on. In short: arguments whose memory does not move are used where
+``docs/cuda-graphs.md`` says what a user may rely on. In short: arguments whose memory does not move are used where
 they are, the others are copied to memory of the recording first, and outputs are copies, so that they may be kept. The
 first call of a shape runs as always, the second is recorded, later ones are played.
 
