@@ -1,0 +1,1 @@
+"""Products, convolutions, norms and embedding gradients on a CPU, compiled once for all sizes."""

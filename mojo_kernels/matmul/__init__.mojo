@@ -1,0 +1,1 @@
+"""Grouped products, convolutions of integers, and rearrangements around products."""

@@ -1,0 +1,1 @@
+"""NVIDIA's own libraries: products by cuBLASLt, convolutions and attention by cuDNN."""

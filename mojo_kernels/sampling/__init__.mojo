@@ -1,0 +1,1 @@
+"""Grid sampling, pooling and windows, with their gradients."""

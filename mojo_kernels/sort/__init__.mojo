@@ -1,0 +1,1 @@
+"""Sorting, selection, search, scans, segments and mode."""

@@ -1,0 +1,1 @@
+"""What the documentation and the examples say holds."""

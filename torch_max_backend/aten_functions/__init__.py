@@ -1,8 +1,8 @@
 """Lowerings of ATen ops: a folder a family, and ``support/`` for what registers nothing.
 
 In: the arguments of one ATen node as ``max.graph`` values. Out: its results as ``max.graph`` values. May import
-``runtime`` and ``base``; knows nothing of FX graphs, regions or the compiler. The registry loads the families on its
-first query, so that importing it does not import MAX.
+``base``; knows nothing of FX graphs, regions or the compiler. The registry loads the families on its first query, so
+that importing it does not import MAX.
 """
 
 from __future__ import annotations

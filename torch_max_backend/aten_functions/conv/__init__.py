@@ -1,0 +1,5 @@
+"""Convolutions, transposed ones too, and their gradients.
+
+In: an ATen node's arguments as MAX values. Out: its results. May import ``support``, ``registry``, ``base`` and other
+families.
+"""

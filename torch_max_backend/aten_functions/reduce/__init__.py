@@ -1,0 +1,5 @@
+"""Reductions, scans, softmax and losses, histograms, segments.
+
+In: an ATen node's arguments as MAX values. Out: its results. May import ``support``, ``registry``, ``base`` and other
+families.
+"""

@@ -1,0 +1,5 @@
+"""Sorting, selection, search and mode.
+
+In: an ATen node's arguments as MAX values. Out: its results. May import ``support``, ``registry``, ``base`` and other
+families.
+"""
