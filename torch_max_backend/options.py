@@ -60,7 +60,7 @@ class Options:
     )
     device_graphs: bool = _option(
         False,
-        "On a GPU, record what a call enqueues once per shape and play it back in one launch; "
+        "On a GPU, capture what a call enqueues once per shape and replay it in one launch per region; "
         'on by default with mode "reduce-overhead" or "max-autotune".',
     )
     gpu_memory_share: int = _option(
