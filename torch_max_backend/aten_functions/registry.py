@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Literal, TypeVar
@@ -22,6 +22,7 @@ from torch_max_backend.base.errors import RegistrationError
 
 How = Literal["max", "composition", "mojo"]
 Check = Callable[..., str | None]
+Messages = Callable[..., Sequence[str]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OWN_PACKAGE = __name__.partition(".")[0]
@@ -34,8 +35,10 @@ class Lowering:
     ``function`` receives the node's arguments under the names of the ATen schema: tensors as
     :class:`max.graph.TensorValue`, symbolic sizes as :class:`max.graph.Dim`, everything else as torch passes it.
     ``supports`` receives the same arguments with fake tensors in place of values and returns ``None``, or the limit
-    that the node exceeds; it must not touch MAX. ``overload`` is a name, as ``str`` gives it, where the op was not
-    defined yet when the lowering was registered.
+    that the node exceeds; it must not touch MAX. ``out_of_range`` receives them as well, and returns eager's message
+    for each of the checks of indices that the lowering makes on a GPU; what it says may depend on ranks and numbers,
+    and not on sizes. ``overload`` is a name, as ``str`` gives it, where the op was not defined yet when the lowering
+    was registered.
     """
 
     overload: OpOverload | str
@@ -43,6 +46,7 @@ class Lowering:
     how: How = "composition"
     supports: Check | None = None
     limits: str = ""
+    out_of_range: Messages | None = None
     modules: frozenset[str] = frozenset()
     """The modules of this package that took part in the registration: their code is part of the cache key."""
 
@@ -149,6 +153,7 @@ def map_to(
     how: How = "composition",
     supports: Check | None = None,
     limits: str = "",
+    out_of_range: Messages | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as the lowering of ``ops``.
 
@@ -158,6 +163,7 @@ def map_to(
         how: ``"max"`` (one MAX op), ``"composition"`` (several) or ``"mojo"`` (a kernel of ours).
         supports: Capability check; returns the limit that a node exceeds, or ``None``.
         limits: One line for the supported-ops page.
+        out_of_range: Eager's messages for indices that are out of range, one for each check that the lowering makes.
 
     Warns that a user's lowering of a composite view (``aten.reshape``) has no effect; of other composite ops
     (``aten.linear``) it has one where no gradients are recorded.
@@ -173,11 +179,11 @@ def map_to(
         for op in ops:
             if isinstance(op, str) and op.count(".") == 2:
                 # Nothing is checked: of a library's other version, calls that do not fit stay with torch.
-                aten_functions.add(Lowering(defined(op) or op, function, how, supports, limits, modules))
+                aten_functions.add(Lowering(defined(op) or op, function, how, supports, limits, out_of_range, modules))
                 continue
             for overload in overloads_of(op):
                 _check_signature(overload, function, strict=isinstance(op, OpOverload))
-                lowering = Lowering(overload, function, how, supports, limits, modules)
+                lowering = Lowering(overload, function, how, supports, limits, out_of_range, modules)
                 aten_functions.add(lowering)
                 if not lowering.is_own and overload._can_decompose() and not can_stay_whole(overload):
                     warnings.warn(
