@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch_max_backend.compile.compiler import compile_together
     from torch_max_backend.compile.pending import wait_for_compiles
     from torch_max_backend.diagnostics.report import reports
+    from torch_max_backend.runtime.index_reports import synchronize
     from torch_max_backend.runtime.session import get_accelerators
 
 # Loaded on first use: a compile worker imports this package, and must not pay for torch.
@@ -39,6 +40,7 @@ _WHERE = {
     "map_to": "aten_functions.registry",
     "max_backend": "backend",
     "reports": "diagnostics.report",
+    "synchronize": "runtime.index_reports",
     "wait_for_compiles": "compile.pending",
 }
 
@@ -50,6 +52,7 @@ __all__ = [
     "map_to",
     "max_backend",
     "reports",
+    "synchronize",
     "wait_for_compiles",
 ]
 

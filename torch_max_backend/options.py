@@ -70,6 +70,11 @@ class Options:
         "GPU.",
         least=-1,
     )
+    check_indices: bool = _option(
+        True,
+        "On a GPU, check indices and classes, and raise for one out of range when the program next calls a compiled "
+        "function or synchronizes by this package; off, such an index is silently moved into range.",
+    )
     profile: bool = _option(False, "Record profiler ranges around regions and islands.")
     verbose: bool = _option(False, "Log graphs, regions, islands, cache hits and compile times to stderr.")
 

@@ -8,6 +8,8 @@ from std.memory import bitcast
 from std.sys import size_of
 from std.utils.coord import Coord
 
+from .index_checks import report
+
 
 @extensibility.register("tmb_bitcast")
 struct Bitcast:
@@ -24,22 +26,35 @@ struct Bitcast:
 
 
 @always_inline
-def place_of[axis: Int](memory: _MutableInputTensor, index: InputTensor[dtype=DType.int64, rank=1, ...], at: Coord) -> Int:
+def place_of[
+    axis: Int, checks: Bool
+](
+    memory: _MutableInputTensor,
+    index: InputTensor[dtype=DType.int64, rank=1, ...],
+    address: InputTensor[dtype=DType.int64, ...],
+    site: Int64,
+    at: Coord,
+) -> Int:
     """Where in `memory` an element at `at` of its slices belongs."""
     var position = 0
     comptime for d in range(memory.rank):
         var place = Int(at[d].value())
         comptime if d == axis:
-            place = max(0, min(Int(index.unsafe_ptr()[unsafe_offset=place]), memory.dim_size(d) - 1))
+            var given = Int(index.unsafe_ptr()[unsafe_offset=place])
+            place = max(0, min(given, memory.dim_size(d) - 1))
+            comptime if checks:
+                if place != given:
+                    report(address.unsafe_ptr()[], site, Int64(given), Int64(memory.dim_size(d)))
         position = position * memory.dim_size(d) + place
     return position
 
 
 @extensibility.register("tmb_index_copy")
-struct IndexCopy[axis: Int]:
+struct IndexCopy[axis: Int, checks: Bool]:
     """Writes slices of `source` along `axis` into `memory`, at the places in `index`, which are clamped into range.
 
-    The source is computed as it is written, if it is elementwise.
+    The source is computed as it is written, if it is elementwise. What is clamped is reported if the kernel `checks`;
+    only then are `address` and `site`, as `index_checks.mojo` has them, looked at.
     """
 
     @staticmethod
@@ -49,19 +64,22 @@ struct IndexCopy[axis: Int]:
         memory: _MutableInputTensor,
         source: _FusedInputTensor[dtype=memory.dtype, rank=memory.rank, ...],
         index: InputTensor[dtype=DType.int64, rank=1, ...],
+        address: InputTensor[dtype=DType.int64, ...],
+        site: Int64,
         ctx: DeviceContext,
     ) raises:
         comptime width = 1 if Self.axis == memory.rank - 1 else max(1, 16 // size_of[memory.dtype]())
 
-        def move[lanes: Int, alignment: Int = 1](at: Coord) {var memory, var source, var index}:
+        def move[lanes: Int, alignment: Int = 1](at: Coord) {var memory, var source, var index, var address, var site}:
             var value = source._lambda_load[width=lanes, element_alignment=alignment](at)
-            memory.unsafe_ptr().unsafe_offset(place_of[Self.axis](memory, index, at)).unsafe_store[width=lanes](value)
+            var place = place_of[Self.axis, Self.checks](memory, index, address, site, at)
+            memory.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](value)
 
         elementwise[simd_width=width, target=target](move, source.shape_coord(), ctx)
 
 
 @extensibility.register("tmb_index_copy_two")
-struct IndexCopyTwo[axis: Int]:
+struct IndexCopyTwo[axis: Int, checks: Bool]:
     """`tmb_index_copy` of two pairs of one form."""
 
     @staticmethod
@@ -73,16 +91,18 @@ struct IndexCopyTwo[axis: Int]:
         source: _FusedInputTensor[dtype=memory.dtype, rank=memory.rank, ...],
         other_source: _FusedInputTensor[dtype=memory.dtype, rank=memory.rank, ...],
         index: InputTensor[dtype=DType.int64, rank=1, ...],
+        address: InputTensor[dtype=DType.int64, ...],
+        site: Int64,
         ctx: DeviceContext,
     ) raises:
         comptime width = 1 if Self.axis == memory.rank - 1 else max(1, 16 // size_of[memory.dtype]())
 
         def move[
             lanes: Int, alignment: Int = 1
-        ](at: Coord) {var memory, var other, var source, var other_source, var index}:
+        ](at: Coord) {var memory, var other, var source, var other_source, var index, var address, var site}:
             var value = source._lambda_load[width=lanes, element_alignment=alignment](at)
             var other_value = other_source._lambda_load[width=lanes, element_alignment=alignment](at)
-            var place = place_of[Self.axis](memory, index, at)
+            var place = place_of[Self.axis, Self.checks](memory, index, address, site, at)
             memory.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](value)
             other.unsafe_ptr().unsafe_offset(place).unsafe_store[width=lanes](other_value)
 

@@ -6,16 +6,16 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, block_idx, thread_idx
 from max.gpu.host import DeviceContext
 from std.math import ceildiv, exp, log
 from std.memory import unsafe_stack_allocation
-from std.os import abort
 from std.sys import align_of
 from std.utils.static_tuple import StaticTuple
 
+from ..elementwise.index_checks import report
 from .row_threads import AT_ONCE, Exponentials, Results, Values, across, exponentials
 
 
 @__llvm_metadata(MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(threads)))
 def losses_of_rows[
-    T: DType, R: DType, width: Int, lanes: Int, threads: Int
+    T: DType, R: DType, width: Int, lanes: Int, threads: Int, checks: Bool
 ](
     loss: Results[R],
     largest: Results[DType.float32],
@@ -25,6 +25,8 @@ def losses_of_rows[
     rows: Int32,
     columns_: Int32,
     ignored: Int64,
+    address: Values[DType.int64],
+    site: Int64,
 ):
     """`log(sum(exp(x[row]))) - x[row, chosen[row]]` for `threads / lanes` rows a block, a vector of `width` at a time."""
     var columns = Int(columns_)
@@ -36,9 +38,11 @@ def losses_of_rows[
     if is_first:  # it is on its way while the row is read
         place = chosen[unsafe_offset=row]
         if place != ignored:
-            if place < 0 or place >= Int64(columns):
-                abort()
-            logit = x[unsafe_offset=start + Int(place)].cast[DType.float32]()
+            var inside = max(min(place, Int64(columns) - 1), 0)
+            comptime if checks:
+                if inside != place:
+                    report(address[], site, place, Int64(columns))
+            logit = x[unsafe_offset=start + Int(inside)].cast[DType.float32]()
     var mine = exponentials[T, width, lanes](x.unsafe_offset(start), Int(thread_idx.x) % lanes * width, columns)
     var all = across[Exponentials, lanes, threads](mine)
     if is_first:
@@ -49,11 +53,12 @@ def losses_of_rows[
 
 
 @extensibility.register("tmb_losses")
-struct Losses[width: Int, lanes: Int]:
+struct Losses[width: Int, lanes: Int, checks: Bool]:
     """`-log_softmax(x)[row, chosen[row]]` for each row of `x` [rows, classes], on a GPU; 0 where the class is `ignored`.
 
     With it come the row's maximum, and the logarithm of the sum of the exponentials of what is less it. Any other class
-    that there is not ends the program on the device, as torch's kernel does by an assertion.
+    that there is not is moved into range, and reported if the kernel `checks`; only then are `address` and `site`, as
+    `elementwise/index_checks.mojo` has them, looked at.
     """
 
     @staticmethod
@@ -66,6 +71,8 @@ struct Losses[width: Int, lanes: Int]:
         x: InputTensor[rank=2, ...],
         chosen: InputTensor[dtype=DType.int64, rank=1, ...],
         ignored: Int64,
+        address: InputTensor[dtype=DType.int64, ...],
+        site: Int64,
         ctx: DeviceContext,
     ) raises:
         comptime assert target != "cpu", "tmb_losses runs on GPUs"
@@ -78,7 +85,7 @@ struct Losses[width: Int, lanes: Int]:
 
         @__parameter
         def enqueue[width: Int]() raises:
-            ctx.enqueue_function[losses_of_rows[T, loss.dtype, width, Self.lanes, threads]](
+            ctx.enqueue_function[losses_of_rows[T, loss.dtype, width, Self.lanes, threads, Self.checks]](
                 loss.unsafe_ptr(),
                 largest.unsafe_ptr(),
                 logarithm.unsafe_ptr(),
@@ -87,6 +94,8 @@ struct Losses[width: Int, lanes: Int]:
                 Int32(rows),
                 Int32(columns),
                 ignored,
+                address.unsafe_ptr().as_imm(),
+                site,
                 grid_dim=ceildiv(rows, threads // Self.lanes),
                 block_dim=threads,
             )

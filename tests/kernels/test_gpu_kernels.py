@@ -78,7 +78,7 @@ CASES = {
     "fractional": ["gradients"],
     "gamma": ["every"],
     "grouped": ["rows", "inner"],
-    "indexing": ["caches", "caches_alike"],
+    "indexing": ["caches", "caches_alike", "reads"],
     "integer_convolution": ["plain_2d"],
     "matmul": ["odd_width_bf16"],
     "mode": ["modes_f32"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from torch_max_backend.aten_functions import load_families
 from torch_max_backend.base.errors import RegistrationError
 
 Check = Callable[..., str | None]
+Messages = Callable[..., Sequence[str]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OWN_PACKAGE = __name__.partition(".")[0]
@@ -33,14 +34,17 @@ class Lowering:
     ``function`` receives the node's arguments under the names of the ATen schema: tensors as
     :class:`max.graph.TensorValue`, symbolic sizes as :class:`max.graph.Dim`, everything else as torch passes it.
     ``supports`` receives the same arguments with fake tensors in place of values and returns ``None``, or the limit
-    that the node exceeds; it must not touch MAX. ``overload`` is a name, as ``str`` gives it, where the op was not
-    defined yet when the lowering was registered.
+    that the node exceeds; it must not touch MAX. ``out_of_range`` receives them as well, and returns eager's message
+    for each of the checks of indices that the lowering makes on a GPU; what it says may depend on ranks and numbers,
+    and not on sizes. ``overload`` is a name, as ``str`` gives it, where the op was not defined yet when the lowering
+    was registered.
     """
 
     overload: OpOverload | str
     function: Callable[..., Any]
     supports: Check | None = None
     limits: str = ""
+    out_of_range: Messages | None = None
     modules: frozenset[str] = frozenset()
     """The modules of this package that took part in the registration: their code is part of the cache key."""
 
@@ -146,6 +150,7 @@ def map_to(
     *ops: Any,
     supports: Check | None = None,
     limits: str = "",
+    out_of_range: Messages | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated function as the lowering of ``ops``.
 
@@ -154,6 +159,7 @@ def map_to(
             For an op of a library that may be imported later, or never, the name of the overload as a string.
         supports: Capability check; returns the limit that a node exceeds, or ``None``.
         limits: One line for the supported-ops page.
+        out_of_range: Eager's messages for indices that are out of range, one for each check that the lowering makes.
 
     Warns that a user's lowering of a composite view (``aten.reshape``) has no effect; of other composite ops
     (``aten.linear``) it has one where no gradients are recorded.
@@ -169,11 +175,11 @@ def map_to(
         for op in ops:
             if isinstance(op, str) and op.count(".") == 2:
                 # Nothing is checked: of a library's other version, calls that do not fit stay with torch.
-                aten_functions.add(Lowering(defined(op) or op, function, supports, limits, modules))
+                aten_functions.add(Lowering(defined(op) or op, function, supports, limits, out_of_range, modules))
                 continue
             for overload in overloads_of(op):
                 _check_signature(overload, function, strict=isinstance(op, OpOverload))
-                lowering = Lowering(overload, function, supports, limits, modules)
+                lowering = Lowering(overload, function, supports, limits, out_of_range, modules)
                 aten_functions.add(lowering)
                 if not lowering.is_own and overload._can_decompose() and not can_stay_whole(overload):
                     warnings.warn(

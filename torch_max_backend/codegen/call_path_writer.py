@@ -26,7 +26,9 @@ from torch_max_backend.capture.fake_tensors import (
     value_of,
 )
 from torch_max_backend.capture.joint_graph import SAVED_FROM
+from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
+from torch_max_backend.partition.index_checks import IndexChecks, index_checks
 from torch_max_backend.partition.partitioner import Plan
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.call_path import CallSpec
@@ -63,18 +65,19 @@ MOVEMENT = frozenset(
 """Ops that MAX may turn into a view of their input, where torch promises fresh memory."""
 
 
-def call_spec(gm: fx.GraphModule, plan: Plan, static: frozenset[int], profile: bool) -> CallSpec:
+def call_spec(gm: fx.GraphModule, plan: Plan, static: frozenset[int], options: Options) -> CallSpec:
     """The call path that runs ``plan``.
 
     Args:
         static: Indices of placeholders whose memory stays (parameters and buffers).
-        profile: Put profiler ranges around regions and torch ops.
+        options: Whether profiler ranges are put around regions and torch ops, and whether indices are checked.
     """
-    return _Writer(gm, plan, static, profile).write()
+    return _Writer(gm, plan, static, options).write()
 
 
-def region_spec(region: Region, static: frozenset[int]) -> RegionSpec:
+def region_spec(region: Region, static: frozenset[int], check_indices: bool = True) -> RegionSpec:
     """What calling ``region`` takes; ``static`` are the positions of inputs whose memory stays."""
+    checks = index_checks(region) if check_indices else IndexChecks()
     values = [v for n in region.nodes for v in tensors_of(value_of(n))] + [p.value for p in region.inputs]
     gpus = {v.device.index or 0 for v in values if v.device.type == "cuda"}
     return RegionSpec(
@@ -87,6 +90,8 @@ def region_spec(region: Region, static: frozenset[int]) -> RegionSpec:
         any(v.device.type == "cpu" for v in values),
         len(region.scalars),
         bool(region.updates),
+        checks.sites,
+        tuple(device.index or 0 for device in checks.devices),
     )
 
 
@@ -112,8 +117,9 @@ def copies_together(copies: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> lis
 
 
 class _Writer:
-    def __init__(self, gm: fx.GraphModule, plan: Plan, static: frozenset[int], profile: bool) -> None:
-        self.gm, self.plan, self.profile = gm, plan, profile
+    def __init__(self, gm: fx.GraphModule, plan: Plan, static: frozenset[int], options: Options) -> None:
+        self.gm, self.plan, self.profile = gm, plan, options.profile
+        self.check_indices = options.check_indices
         self.values: dict[str, Any] = {}
         self.profiled: dict[str, str] = {}
         self.regions: list[RegionSpec] = []
@@ -147,6 +153,9 @@ class _Writer:
         written = [copy.args[0] for copy in self.plan.copies]
         results = self.gm.graph.output_node()
         outputs = [self._output(o) for o in results.args[0]]
+        self.raises = self.check_indices and any(spec.gpus for spec in self.regions)
+        if self.raises:
+            self.lines.append(("raise_reported()", set()))
         self._emit(f"return ({', '.join(outputs)}{',' if outputs else ''})")
         return CallSpec(
             self._assemble(),
@@ -166,6 +175,8 @@ class _Writer:
     def _assemble(self) -> str:
         used = set().union(*(reads for _, reads in self.lines))
         head = ["def call(args):"]
+        if self.raises:
+            head.append("    raise_reported()")
         if self.placeholders:
             head.append(f"    {', '.join(self.names[n] for n in self.placeholders)}, = args")
         head.append("    args.clear()")
@@ -234,7 +245,9 @@ class _Writer:
             (p.node.op == "get_attr" or p.node in self.static_nodes) and order_of(p.value) is not None
             for p in region.inputs
         ]
-        self.regions.append(region_spec(region, frozenset(k for k, stays in enumerate(static) if stays)))
+        self.regions.append(
+            region_spec(region, frozenset(k for k, stays in enumerate(static) if stays), self.check_indices)
+        )
         if self.profile:
             self.profiled[function] = f"max_backend::{function}"
         groups = [[p.node for p, stays in zip(region.inputs, static) if stays is kind] for kind in (True, False)]

@@ -36,6 +36,7 @@ from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.compile.worker_pool import is_closing, stop
 from torch_max_backend.lowering.graph_builder import refuse_negative_numbers
 from torch_max_backend.options import Options
+from torch_max_backend.partition.index_checks import index_checks
 from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.session import load, target_for
 
@@ -149,7 +150,7 @@ def compile_early(regions: list[Region], options: Options) -> None:
         NodeRefused: A lowering declined a node; nothing is compiled.
     """
     store = store_for(options)
-    jobs = {job.key: job for job in (_job(region, store) for region in regions) if store.get(job.key) is None}
+    jobs = {job.key: job for job in (_job(region, store, options) for region in regions) if store.get(job.key) is None}
     if jobs:
         speculative_backward.begin(list(jobs.values()))
 
@@ -228,21 +229,22 @@ class Lookup:
         return [self.models[job.key] for job in self.jobs]
 
 
-def code_settings(target: Target) -> CodeSettings:
-    """Torch's settings and the target, as far as they change code."""
+def code_settings(region: Region, target: Target, options: Options) -> CodeSettings:
+    """Torch's settings, the target and the options, as far as they change the code of a region."""
     return CodeSettings(
         torch.get_float32_matmul_precision(),
         target.api,
         torch.backends.cudnn.allow_tf32,
         torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+        options.check_indices and bool(index_checks(region).sites),
     )
 
 
-def _job(region: Region, store: Store) -> Job:
+def _job(region: Region, store: Store, options: Options) -> Job:
     refuse_negative_numbers(region)
     devices = devices_of(region)
     target, name = target_for(devices)
-    settings = code_settings(target)
+    settings = code_settings(region, target, options)
     parts = key_parts(region, settings, name)
     return Job(region, key_of(parts), parts, devices, settings, store)
 
@@ -251,7 +253,7 @@ def _look_up(regions: list[Region], options: Options) -> Lookup:
     store = store_for(options)
     found = Lookup(store, CompileStats(len(regions)))
     for region in regions:
-        found.jobs.append(_job(region, store))
+        found.jobs.append(_job(region, store, options))
         found.stats.keys.append(found.jobs[-1].key)
     for job in found.jobs:
         if _batch is not None:

@@ -124,7 +124,7 @@ class _Build:
 
     def finish(self, models: list[Model], stats: CompileStats) -> None:
         """Write the call path, and report."""
-        spec = call_spec(self.gm, self.plan, self.static, self.options.profile)
+        spec = call_spec(self.gm, self.plan, self.static, self.options)
         self.graph.ready(spec, models, self.report(stats), self.options, self.unsaved)
 
     def report(self, stats: CompileStats) -> GraphReport:

@@ -16,7 +16,12 @@ from torch.utils import _pytree as pytree
 from torch_max_backend.aten_functions.conv.convolution import Epilogue, Norm, finished_convolution
 from torch_max_backend.aten_functions.indexing.indexing import index_copy_in_place
 from torch_max_backend.aten_functions.registry import aten, aten_functions
-from torch_max_backend.aten_functions.support.broadcast_analysis import COMBINING, operands_of, shape_of
+from torch_max_backend.aten_functions.support.broadcast_analysis import (
+    COMBINING,
+    is_index_check,
+    operands_of,
+    shape_of,
+)
 from torch_max_backend.aten_functions.support.channels_last import (
     channels_first,
     channels_last,
@@ -24,7 +29,13 @@ from torch_max_backend.aten_functions.support.channels_last import (
     last_order,
 )
 from torch_max_backend.aten_functions.support.dtypes import max_dtype
-from torch_max_backend.aten_functions.support.node_context import CodeSettings, NodeContext, Promise, lowering_node
+from torch_max_backend.aten_functions.support.node_context import (
+    CodeSettings,
+    IndexReport,
+    NodeContext,
+    Promise,
+    lowering_node,
+)
 from torch_max_backend.aten_functions.support.tensor_ops import (
     finish,
     in_memory,
@@ -44,6 +55,7 @@ from torch_max_backend.lowering.elementwise_shapes import common_shape, is_eleme
 from torch_max_backend.lowering.optimizer_updates import build_updates
 from torch_max_backend.lowering.row_kernels import RowLowering
 from torch_max_backend.lowering.transposed_reads import PERMUTES, order_of_permute, stored, written_reads
+from torch_max_backend.partition.index_checks import IndexChecks, index_checks
 from torch_max_backend.partition.region import Region
 
 
@@ -115,6 +127,9 @@ class _Builder:
         self.transposed: dict[fx.Node, TensorValue] = {}
         """Transposes that were written to memory."""
         self.rows = RowLowering(region, _is_on_gpu, self._written, self._shape_of, products_add=settings.gpu != "cuda")
+        self.checks = index_checks(region, _is_on_gpu) if settings.check_indices else IndexChecks()
+        self.reports: dict[torch.device, TensorValue] = {}
+        """The region's inputs for reports of indices that are out of range."""
         self.inside = {node for chain in chains for node in chain.nodes[:-1]} | self.rows.inside
         """Nodes that are computed where their chain ends."""
 
@@ -125,8 +140,9 @@ class _Builder:
             for port in region.inputs:
                 self._bind(port.node, port.order, values.pop(0))
             del values[: len(region.carriers)]
-            for expr, value in zip(region.scalars, values, strict=True):
-                self.scalars[expr] = value.tensor
+            for expr in region.scalars:
+                self.scalars[expr] = values.pop(0).tensor
+            self.reports = {d: v.tensor for d, v in zip(self.checks.devices, values, strict=True)}
             for node in region.nodes:
                 if node not in self.inside:
                     self.env[node] = self._lower(node)
@@ -153,6 +169,7 @@ class _Builder:
         cpu = DeviceRef.CPU()
         types += [TensorType(DType.uint8, [self.region.dims.names[e], 0], cpu) for e in self.region.carriers]
         types += [TensorType(DType.float64, [], cpu) for _ in self.region.scalars]
+        types += [TensorType(DType.int64, [], device_ref(device)) for device in self.checks.devices]
         return types
 
     def _bind(self, node: fx.Node, order: tuple[int, ...], value: Any) -> None:
@@ -210,7 +227,9 @@ class _Builder:
         shared = tuple(
             v for n in node.all_input_nodes if self._is_read_later(n, node) for v in _values_in(self.env.get(n))
         )
-        context = NodeContext(str(node.target), promises, self.region.used_outputs[node], self.settings, shared)
+        used = self.region.used_outputs[node]
+        report = self._index_report(self.rows.checked_as(node))
+        context = NodeContext(str(node.target), promises, used, self.settings, shared, report=report)
         with lowering_node(context):
             try:
                 result = self._call(node) if chain is None else self._call_chain(chain)
@@ -236,6 +255,10 @@ class _Builder:
         if kept[0] is not None and (node in self.stored or not _may_be_replaced(node)):
             finish(kept[0])
         return materialized(kept[0]) if node in self.written and kept[0] is not None else kept[0]
+
+    def _index_report(self, node: fx.Node) -> IndexReport | None:
+        sites = self.checks.of_node.get(node)
+        return IndexReport(self.reports[tensor_of(node).device], sites) if sites else None
 
     def _is_read_later(self, operand: fx.Node, node: fx.Node) -> bool:
         """Whether others read what ``node`` reads, and all of them later."""
@@ -464,7 +487,7 @@ def second_broadcast(results: list[TensorValue], known: set[Any]) -> list[Dim]:
                 if is_spread:
                     found.extend(d for d in shape if not isinstance(d, StaticDim))
             spread[value] = spread[value] or any(s for o, s in wide if shape_of(o) == shape)
-        elif len(wide) == 1 and (shape_of(operands[0]) == shape or _moves(operation)):
+        elif is_index_check(operation) or (len(wide) == 1 and (shape_of(operands[0]) == shape or _moves(operation))):
             spread[value] = wide[0][1]
         return spread[value]
 

@@ -81,6 +81,10 @@ class RowLowering:
         """Whether :meth:`call` lowers this node."""
         return any(node in nodes for nodes in self.served)
 
+    def checked_as(self, node: fx.Node) -> fx.Node:
+        """The node whose indices are read where this one is lowered: a loss is computed where its first part is."""
+        return self.losses[node].last if node in self.losses else node
+
     def call(self, node: fx.Node) -> Any:
         """The node's value, or values."""
         if node in self.sums:

@@ -101,12 +101,12 @@ def _why_not(node: fx.Node, target: OpOverload) -> str:
         return "the size of its result depends on data"
     if lowering.supports is None:
         return ""
-    args = map_nodes(node.args, _concrete)
-    kwargs = {k: map_nodes(v, _concrete) for k, v in node.kwargs.items()}
+    args = map_nodes(node.args, concrete)
+    kwargs = {k: map_nodes(v, concrete) for k, v in node.kwargs.items()}
     return lowering.supports(*args, **kwargs) or ""
 
 
-def _concrete(node: fx.Node) -> object:
+def concrete(node: fx.Node) -> object:
     """The value of a node; a size that has been specialised as the int it is."""
     value = value_of(node)
     return int(value) if isinstance(value, torch.SymInt) and expr_of(value).is_number else value

@@ -114,6 +114,11 @@ class Region:
         return sum(not is_getitem(n) for n in self.nodes)
 
 
+def canonical_call(region: Region, node: fx.Node) -> str:
+    """The op with the types of its operands, whatever nodes these are: equal for equal nodes of equal regions."""
+    return _Canonical(region).call(node)
+
+
 def _used(node: fx.Node) -> frozenset[int]:
     value = value_of(node)
     if not isinstance(value, list | tuple):
@@ -152,6 +157,11 @@ class _Canonical:
         lines += [f"store {self.index[target]} <- {self.index[source]}" for target, source in r.stores]
         return "\n".join(lines)
 
+    def call(self, node: fx.Node) -> str:
+        """A node by its op, the types of its operands and that of its result."""
+        self.index = {}
+        return f"{node.target}{self._arg(node.args)}{self._arg(dict(node.kwargs))} -> {self._value(value_of(node))}"
+
     def _update(self, update: Update) -> str:
         """The code takes operands of any size."""
         device = update.operands[0].meta["val"].device
@@ -177,7 +187,7 @@ class _Canonical:
         if isinstance(arg, fx.Node):
             if arg in self.index:
                 return self.index[arg]
-            return self._arg(value_of(arg))
+            return self._value(value_of(arg))
         if isinstance(arg, torch.SymInt | torch.SymFloat):
             return self._expr(expr_of(arg))
         if isinstance(arg, list | tuple):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_max_backend.runtime.index_reports import raise_reported
 from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec
 
 
@@ -46,6 +47,7 @@ class CallSpec:
     def link(self, regions: Sequence[Callable[..., Any]]) -> Callable[[list[Any]], Any]:
         """The function on regions that are there already."""
         scope: dict[str, Any] = {"torch": torch, "math": math, "restride": restride, "view_of": view_of, **self.values}
+        scope["raise_reported"] = raise_reported
         scope |= {f"region{i}": region for i, region in enumerate(regions)}
         for name, label in self.profiled.items():
             scope[name] = _profiled(label, scope[name])

@@ -12,6 +12,8 @@ import torch
 from max.driver import Buffer
 
 from torch_max_backend.base.errors import ExecutionError, OutOfRangeError
+from torch_max_backend.base.index_sites import Site
+from torch_max_backend.runtime.index_reports import reports_of
 from torch_max_backend.runtime.tensor_interop import in_order, number, size_carrier, to_buffer, to_tensor
 
 
@@ -37,7 +39,8 @@ class RegionSpec:
     input. ``host_values`` counts the sizes and scalars that are passed in after the tensors; ``gpus`` are the indices
     of the GPUs it runs on, ``on_host`` tells whether it has a tensor on the CPU, ``scalars`` how many of the host
     values are scalars, ``flat`` whether tensors are passed in as one dimension; on a CPU one table of their addresses
-    and sizes is passed in then.
+    and sizes is passed in then. ``sites`` are where it checks indices on the GPUs ``reporting``, for each of which a
+    report is passed in behind all others.
     """
 
     orders: tuple[tuple[int, ...] | None, ...]
@@ -49,6 +52,8 @@ class RegionSpec:
     on_host: bool = False
     scalars: int = 0
     flat: bool = False
+    sites: tuple[Site, ...] = ()
+    reporting: tuple[int, ...] = ()
 
 
 ALIGNMENT = 16
@@ -82,7 +87,9 @@ class RegionCall:
         self._flat = spec.flat
         self._listed = spec.flat and not spec.gpus
         self._mutable = spec.mutable
-        self._total = self._count + spec.host_values
+        self._sites, self._reporting = spec.sites, spec.reporting
+        self._host_end = self._count + spec.host_values
+        self._total = self._host_end + len(spec.reporting)
         self._bound: _Bound | None = None
         self._may_alias = list(spec.may_alias)
         self._checked = False
@@ -153,7 +160,7 @@ class RegionCall:
         if self._listed:
             return [to_buffer(torch.tensor(buffers, dtype=torch.int64))]
         if sizes or scalars:
-            buffers[self._count :] = [*map(size_carrier, sizes), *map(number, scalars)]
+            buffers[self._count : self._host_end] = [*map(size_carrier, sizes), *map(number, scalars)]
         return buffers
 
     def _handed(self, physical: torch.Tensor) -> Buffer | tuple[int, int]:
@@ -174,6 +181,8 @@ class RegionCall:
                 buffers[k] = old.buffers[k]
             else:
                 buffers[k] = self._handed(physical)
+        for k, gpu in enumerate(self._reporting, self._host_end):
+            buffers[k] = to_buffer(reports_of(gpu).report_for(self._sites))
         self._bound = bound = _Bound(pointers, buffers, copied)
         return bound
 

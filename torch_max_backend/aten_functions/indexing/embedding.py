@@ -10,6 +10,7 @@ from max.graph import Dim, TensorValue, ops
 from torch_max_backend.aten_functions.reduce.reductions import norm_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.support.dtypes import accumulator
+from torch_max_backend.aten_functions.support.index_checks import IN_SELF, always
 from torch_max_backend.aten_functions.support.index_tensors import readable, take_rows, write_rows
 from torch_max_backend.aten_functions.support.mojo_ops import mojo_op
 from torch_max_backend.aten_functions.support.node_context import out_shape
@@ -27,10 +28,12 @@ from torch_max_backend.aten_functions.support.tensor_ops import (
     unfinished_of,
 )
 
+_OF_ROWS = "select(): index {index} out of range for a tensor of {size} rows at dimension 0"
+
 
 # embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False)
 #     -> Tensor
-@map_to(aten.embedding.default)
+@map_to(aten.embedding.default, out_of_range=always(IN_SELF))
 def embedding(
     weight: TensorValue,
     indices: TensorValue,
@@ -38,14 +41,14 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TensorValue:
-    """The options concern the gradient. An index out of range fails the run on the CPU and is clamped on a GPU."""
+    """The options concern the gradient. An index out of range fails the run on the CPU and is reported on a GPU."""
     if any(static(d) == 0 for d in out_shape()):
         return full(0, out_shape(), weight.dtype, weight.device)
     return take_rows(weight, readable(indices, weight.shape[0], wraps=False), 0)
 
 
 # embedding_renorm(Tensor self, Tensor indices, float max_norm, float norm_type) -> Tensor
-@map_to(aten.embedding_renorm.default)
+@map_to(aten.embedding_renorm.default, out_of_range=always(_OF_ROWS))
 def embedding_renorm(self: TensorValue, indices: TensorValue, max_norm: float, norm_type: float) -> TensorValue:
     """Rows that are looked up and longer than ``max_norm`` are scaled to it. Torch computes the factor in float64."""
     if any(static(d) == 0 for d in [*self.shape, *indices.shape]):
@@ -73,7 +76,7 @@ def embedding_dense_backward(
 ) -> TensorValue:
     """Rows of the gradient are added up by index.
 
-    The lookup has raised for indices out of range already: here they are clamped, which costs nothing.
+    The lookup has raised for indices out of range already, or reported them: here they are clamped, at no cost.
     """
     shape, dtype, device = out_shape(), grad_output.dtype, grad_output.device
     if any(static(d) == 0 for d in indices.shape):

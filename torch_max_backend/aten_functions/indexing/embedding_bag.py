@@ -12,6 +12,7 @@ from torch_max_backend.aten_functions.indexing.embedding import embedding_dense_
 from torch_max_backend.aten_functions.reduce.reductions import sum_axes
 from torch_max_backend.aten_functions.registry import aten, map_to
 from torch_max_backend.aten_functions.support.dtypes import accumulator
+from torch_max_backend.aten_functions.support.index_checks import always
 from torch_max_backend.aten_functions.support.index_tensors import checked, readable, write_rows
 from torch_max_backend.aten_functions.support.mojo_ops import mojo_op
 from torch_max_backend.aten_functions.support.node_context import out_dtype, out_shape
@@ -29,6 +30,10 @@ from torch_max_backend.aten_functions.support.tensor_ops import (
 from torch_max_backend.aten_functions.views.views import take_slice
 
 _SUM, _MEAN, _MAX = 0, 1, 2
+_MESSAGES = (
+    "embedding_bag: the offset {index} is beyond the end of the input",
+    "embedding_bag: the input has the value {index}, which is not in the valid range [0, {size})",
+)
 
 
 def _bags(indices: TensorValue, offsets: TensorValue, bags: Dim) -> TensorValue:
@@ -62,7 +67,7 @@ def _column(x: TensorValue, like: TensorValue) -> TensorValue:
 # _embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0,
 #     bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1)
 #     -> (Tensor, Tensor, Tensor, Tensor)
-@map_to(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+@map_to(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, out_of_range=always(*_MESSAGES))
 def _embedding_bag(
     weight: TensorValue,
     indices: TensorValue,
@@ -80,7 +85,7 @@ def _embedding_bag(
         return [full(0, out_shape(i), out_dtype(i), device) for i in range(4)]
     bag = _bags(indices, offsets, bags)
     of_index = cast(bag, out_dtype(1)) if static(out_shape(1)[0]) != 0 else full(0, [0], out_dtype(1), device)
-    rows = ops.gather(weight, readable(indices, weight.shape[0], wraps=False), 0)
+    rows = ops.gather(weight, readable(indices, weight.shape[0], wraps=False, check=1), 0)
     counted = _counted(indices, padding_idx)
     weights = full(1, indices.shape, wide, device) if counted is None else cast(counted, wide)
     if counted is not None:

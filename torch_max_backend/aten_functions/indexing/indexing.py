@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from max.dtype import DType
@@ -10,6 +11,13 @@ from max.graph import BufferValue, TensorValue, ops
 
 from torch_max_backend.aten_functions.registry import aten, keep_as_island, map_to
 from torch_max_backend.aten_functions.support.dtypes import Operand, accumulator
+from torch_max_backend.aten_functions.support.index_checks import (
+    IN_SELF,
+    along_dim,
+    along_dims,
+    always,
+    report_operands,
+)
 from torch_max_backend.aten_functions.support.index_tensors import (
     Reduce,
     checked,
@@ -40,6 +48,7 @@ from torch_max_backend.aten_functions.views.views import on_device, take_slice
 
 Indices = Sequence[TensorValue | None]
 _MASKS = (torch.bool, torch.uint8)
+_IN_ELEMENTS = "out of range: tried to access index {index} on a tensor of {size} elements."
 
 
 def _is_empty(x: TensorValue) -> bool:
@@ -59,7 +68,9 @@ def _positions(self: TensorValue, indices: Indices) -> tuple[TensorValue, int]:
     """
     at = [i for i, x in enumerate(indices) if x is not None]
     depth = at[-1] + 1
-    found = {i: checked(on_device(indices[i], self.device), self.shape[i], wraps=True) for i in at}
+    found = {
+        i: checked(on_device(indices[i], self.device), self.shape[i], wraps=True, check=k) for k, i in enumerate(at)
+    }
     shape = broadcast_shape(*(x.shape for x in found.values()))
     side_by_side = at == list(range(at[0], depth))
     free = [d for d in range(depth) if d not in found]
@@ -84,7 +95,13 @@ def _refuse_masks(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) ->
 
 
 # index.Tensor(Tensor self, Tensor?[] indices) -> Tensor
-@map_to(aten.index.Tensor, aten._unsafe_index.Tensor, supports=_refuse_masks, limits="integer index tensors")
+@map_to(
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    supports=_refuse_masks,
+    limits="integer index tensors",
+    out_of_range=along_dims,
+)
 def index(self: TensorValue, indices: Indices) -> TensorValue:
     at = [i for i, x in enumerate(indices) if x is not None]
     shape = out_shape()
@@ -120,6 +137,7 @@ def _put_limits(
     aten._unsafe_index_put.default,
     supports=_put_limits,
     limits="integer index tensors, or one mask with one value for all its places",
+    out_of_range=along_dims,
 )
 def index_put(self: TensorValue, indices: Indices, values: TensorValue, accumulate: bool = False) -> TensorValue:
     values = on_device(values, self.device)
@@ -149,7 +167,7 @@ def _put_masked(self: TensorValue, axis: int, mask: TensorValue, values: TensorV
 
 # -- index: one tensor along one dim -------------------------------------------------------------------------------
 # index_select(Tensor self, int dim, Tensor index) -> Tensor
-@map_to(aten.index_select.default)
+@map_to(aten.index_select.default, out_of_range=always(IN_SELF))
 def index_select(self: TensorValue, dim: int, index: TensorValue) -> TensorValue:
     if any(static(d) == 0 for d in out_shape()):
         return full(0, out_shape(), self.dtype, self.device)
@@ -159,7 +177,7 @@ def index_select(self: TensorValue, dim: int, index: TensorValue) -> TensorValue
 
 
 # gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor
-@map_to(aten.gather.default)
+@map_to(aten.gather.default, out_of_range=along_dim)
 def gather(self: TensorValue, dim: int, index: TensorValue, *, sparse_grad: bool = False) -> TensorValue:
     if any(static(d) == 0 for d in out_shape()):
         return full(0, out_shape(), self.dtype, self.device)
@@ -171,7 +189,7 @@ def gather(self: TensorValue, dim: int, index: TensorValue, *, sparse_grad: bool
 
 
 # take(Tensor self, Tensor index) -> Tensor
-@map_to(aten.take.default)
+@map_to(aten.take.default, out_of_range=always(_IN_ELEMENTS))
 def take(self: TensorValue, index: TensorValue) -> TensorValue:
     if _is_empty(index):
         return full(0, out_shape(), self.dtype, self.device)
@@ -180,7 +198,7 @@ def take(self: TensorValue, index: TensorValue) -> TensorValue:
 
 
 # put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor
-@map_to(aten.put.default)
+@map_to(aten.put.default, out_of_range=always(_IN_ELEMENTS))
 def put(self: TensorValue, index: TensorValue, source: TensorValue, accumulate: bool = False) -> TensorValue:
     if _is_empty(index):
         return self
@@ -219,8 +237,12 @@ def _same_rank(
     return f"a source with the dimensions of self, {self.dim()}; got {source.dim()}"
 
 
+def _of_index_add(self: torch.Tensor, *args: Any, **kwargs: Any) -> Sequence[str]:
+    return along_dim(self, *args, **kwargs) if self.dim() > 1 else [IN_SELF]
+
+
 # index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor
-@map_to(aten.index_add.default, supports=_same_rank)
+@map_to(aten.index_add.default, supports=_same_rank, out_of_range=_of_index_add)
 def index_add(
     self: TensorValue, dim: int, index: TensorValue, source: TensorValue, *, alpha: int | float = 1
 ) -> TensorValue:
@@ -229,8 +251,12 @@ def index_add(
     return cast(_write_along(cast(self, scaled.dtype), dim, index, scaled, "sum"), self.dtype)
 
 
+def _of_index_copy(*args: Any, **kwargs: Any) -> Sequence[str]:
+    return [f"index_copy_(): {message}" for message in along_dim(*args, **kwargs)]
+
+
 # index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor
-@map_to(aten.index_copy.default)
+@map_to(aten.index_copy.default, out_of_range=_of_index_copy)
 def index_copy(self: TensorValue, dim: int, index: TensorValue, source: TensorValue) -> TensorValue:
     return _write_along(self, dim, index, source, "set")
 
@@ -247,18 +273,20 @@ def index_copy_in_place(
         at = checked(at, memories[0].shape[order.index(dim)], wraps=False)
     name = ("tmb_index_copy", "tmb_index_copy_two")[len(memories) - 1]
     turned = [permute(source, order) for source in sources]
-    mojo_op_in_place(name, [*memories, *turned, cast(at, DType.int64)], {"axis": order.index(dim)})
+    report, checks = report_operands(at.device)
+    operands = [*memories, *turned, cast(at, DType.int64), *report]
+    mojo_op_in_place(name, operands, {"axis": order.index(dim), "checks": checks}, at.device)
 
 
 # index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor
 # index_fill.int_Tensor(Tensor self, int dim, Tensor index, Tensor value) -> Tensor
-@map_to(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+@map_to(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, out_of_range=along_dim)
 def index_fill(self: TensorValue, dim: int, index: TensorValue, value: Operand) -> TensorValue:
     return _write_along(self, dim, index, tensor(value, self.dtype, self.device), "set", wraps=True)
 
 
 # index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor
-@map_to(aten.index_reduce.default)
+@map_to(aten.index_reduce.default, out_of_range=always(IN_SELF))
 def index_reduce(
     self: TensorValue, dim: int, index: TensorValue, source: TensorValue, reduce: Reduce, *, include_self: bool = True
 ) -> TensorValue:
@@ -282,13 +310,13 @@ def _scatter(
 
 
 # scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> Tensor
-@map_to(aten.scatter.src)
+@map_to(aten.scatter.src, out_of_range=along_dim)
 def scatter_src(self: TensorValue, dim: int, index: TensorValue, src: TensorValue) -> TensorValue:
     return _scatter(self, dim, index, src, "set")
 
 
 # scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> Tensor
-@map_to(aten.scatter.value)
+@map_to(aten.scatter.value, out_of_range=along_dim)
 def scatter_value(self: TensorValue, dim: int, index: TensorValue, value: Operand) -> TensorValue:
     return _scatter(self, dim, index, tensor(value, self.dtype, self.device), "set")
 
@@ -297,7 +325,7 @@ _REDUCE: dict[str, Reduce] = {"add": "sum", "multiply": "prod"}
 
 
 # scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor
-@map_to(aten.scatter.reduce)
+@map_to(aten.scatter.reduce, out_of_range=along_dim)
 def scatter_src_reduce(
     self: TensorValue, dim: int, index: TensorValue, src: TensorValue, *, reduce: str
 ) -> TensorValue:
@@ -305,7 +333,7 @@ def scatter_src_reduce(
 
 
 # scatter.value_reduce(Tensor self, int dim, Tensor index, Scalar value, *, str reduce) -> Tensor
-@map_to(aten.scatter.value_reduce)
+@map_to(aten.scatter.value_reduce, out_of_range=along_dim)
 def scatter_value_reduce(
     self: TensorValue, dim: int, index: TensorValue, value: Operand, *, reduce: str
 ) -> TensorValue:
@@ -313,13 +341,13 @@ def scatter_value_reduce(
 
 
 # scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor
-@map_to(aten.scatter_add.default)
+@map_to(aten.scatter_add.default, out_of_range=along_dim)
 def scatter_add(self: TensorValue, dim: int, index: TensorValue, src: TensorValue) -> TensorValue:
     return _scatter(self, dim, index, src, "sum")
 
 
 # scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor
-@map_to(aten.scatter_reduce.two)
+@map_to(aten.scatter_reduce.two, out_of_range=along_dim)
 def scatter_reduce(
     self: TensorValue, dim: int, index: TensorValue, src: TensorValue, reduce: Reduce, *, include_self: bool = True
 ) -> TensorValue:

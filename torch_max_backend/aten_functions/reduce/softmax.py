@@ -16,6 +16,8 @@ from torch_max_backend.aten_functions.support.axis_reductions import largest, su
 from torch_max_backend.aten_functions.support.cublaslt_products import padded_width, without_zeros
 from torch_max_backend.aten_functions.support.dtypes import accumulator
 from torch_max_backend.aten_functions.support.elementary import exp
+from torch_max_backend.aten_functions.support.index_checks import always
+from torch_max_backend.aten_functions.support.index_tensors import readable
 from torch_max_backend.aten_functions.support.node_context import out_dtype, out_shape
 from torch_max_backend.aten_functions.support.row_kernels import (
     RowLosses,
@@ -170,9 +172,11 @@ def _class_axis(rank: int) -> int:
 def _checked_target(target: TensorValue, ignored: TensorValue, classes: Dim) -> TensorValue:
     """The target as an index that is safe to read with, 0 where ignored. Any other target outside the classes raises.
 
-    Torch raises for it; MAX's gather does, so the classes are read through one.
+    Torch raises for it; MAX's gather does on a CPU, so the classes are read through one. On a GPU it is reported.
     """
     zero = constant(0, target.dtype, target.device)
+    if target.device.is_gpu():
+        return readable(ops.where(ignored, zero, target), classes, wraps=False)
     negative = ops.logical_and(target < zero, ops.logical_not(ignored))
     beyond = constant(torch.iinfo(torch.int64).max, DType.int64, target.device)
     index = ops.where(negative, beyond, cast(ops.where(ignored, zero, target), DType.int64))
@@ -317,7 +321,11 @@ def gradient_of_logits(
 #     -> (Tensor output, Tensor total_weight)
 # nll_loss2d_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index)
 #     -> (Tensor output, Tensor total_weight)
-map_to(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)(nll_loss_forward)
+map_to(
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+    out_of_range=always("Target {index} is out of bounds."),
+)(nll_loss_forward)
 
 # nll_loss_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index,
 #     Tensor total_weight) -> Tensor

@@ -15,6 +15,7 @@ from max.graph import Dim, TensorValue, ops
 from torch_max_backend.aten_functions.reduce.reductions import at_least_1d, extreme_axes
 from torch_max_backend.aten_functions.registry import aten, keep_as_island, map_to
 from torch_max_backend.aten_functions.support.axis_reductions import largest, smallest, sum_along
+from torch_max_backend.aten_functions.support.index_checks import always
 from torch_max_backend.aten_functions.support.index_tensors import checked, positions_along
 from torch_max_backend.aten_functions.support.mojo_ops import mojo_op
 from torch_max_backend.aten_functions.support.node_context import out_dtype, out_shape
@@ -211,7 +212,11 @@ def _as_tensor(value: TensorValue | bool | int | float, like: TensorValue) -> Te
 #     Tensor? sorter=None) -> Tensor
 # searchsorted.Scalar(Tensor sorted_sequence, Scalar self, *, bool out_int32=False, bool right=False, str? side=None,
 #     Tensor? sorter=None) -> Tensor
-@map_to(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+@map_to(
+    aten.searchsorted.Tensor,
+    aten.searchsorted.Scalar,
+    out_of_range=always("torch.searchsorted(): sorter index out of range"),
+)
 def searchsorted(
     sorted_sequence: TensorValue,
     self: TensorValue | bool | int | float,

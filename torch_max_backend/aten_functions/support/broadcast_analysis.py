@@ -14,6 +14,8 @@ COMBINING = frozenset(
     )
 )
 """MAX graph ops that broadcast their operands."""
+CHECKS = frozenset({"tmb_index", "tmb_index_from_either_end"})
+"""Kernels of ours that MAX computes inside those that read their results, as its elementwise ops."""
 LOOKED_AT = 200
 """So many values :func:`may_be_broadcast` looks at, at most."""
 
@@ -21,6 +23,11 @@ LOOKED_AT = 200
 def operands_of(value: Any) -> list[Any]:
     """The values (of MLIR) that the op which makes ``value`` takes; none for an input of the graph."""
     return [getattr(o, "value", o) for o in getattr(value.owner, "operands", [])]
+
+
+def is_index_check(operation: Any) -> bool:
+    """Whether an op (of MLIR) checks indices, and else gives its first operand."""
+    return getattr(operation, "symbol", "") in CHECKS
 
 
 def shape_of(value: Any) -> list[Dim] | None:

@@ -1,7 +1,8 @@
 """Index tensors: range checks, flat positions, and reads and writes at positions.
 
 MAX checks the range of ``gather`` on the CPU and of nothing else: ``gather_nd`` and every ``scatter`` read and write
-wherever an index points. So all indices that reach those ops pass through :func:`checked` first.
+wherever an index points. So all indices that reach those ops pass through :func:`checked` first. On a GPU, where
+nothing can raise, ``index_checks.py`` checks them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
+from torch_max_backend.aten_functions.support.index_checks import in_range
 from torch_max_backend.aten_functions.support.tensor_ops import (
     broadcast_to,
     cast,
@@ -36,30 +38,28 @@ _SCATTER = {
 
 
 # -- range ---------------------------------------------------------------------------------------------------------
-def readable(indices: TensorValue, size: Dim, *, wraps: bool) -> TensorValue:
+def readable(indices: TensorValue, size: Dim, *, wraps: bool, check: int = 0) -> TensorValue:
     """int64 indices for ``ops.gather``, which raises on the CPU if one is out of range and accepts negative ones.
 
-    A GPU kernel cannot raise: there, indices are clamped into range.
+    A GPU kernel cannot raise: there, an index out of range is reported, and moved into range.
 
     Args:
         size: The size of the indexed dim.
         wraps: Whether negative indices count from the end; where they do not, they are out of range.
+        check: The number of this check among those that the op declares.
     """
     at = cast(indices, DType.int64)
-    end = tensor(size, DType.int64, at.device)
-    if at.device.is_cpu():
-        return at if wraps else ops.where(at < 0, at - end, at)
-    if wraps:
-        at = ops.where(at < 0, at + end, at)
-    return ops.max(ops.min(at, end - 1), 0)
+    if not at.device.is_cpu():
+        return in_range(at, size, wraps=wraps, check=check)
+    return at if wraps else ops.where(at < 0, at - tensor(size, DType.int64, at.device), at)
 
 
-def checked(indices: TensorValue, size: Dim, *, wraps: bool) -> TensorValue:
-    """int64 indices in [0, size): the run fails on the CPU if one is out of range; on a GPU it is clamped.
+def checked(indices: TensorValue, size: Dim, *, wraps: bool, check: int = 0) -> TensorValue:
+    """int64 indices in [0, size): the run fails on the CPU if one is out of range; on a GPU it is reported.
 
     The check on the CPU is a gather from ``[0, 1, …, size-1]``, which also resolves negative indices.
     """
-    at = readable(indices, size, wraps=wraps)
+    at = readable(indices, size, wraps=wraps, check=check)
     return at if not at.device.is_cpu() else take_rows(iota(size, DType.int64, at.device), at, 0)
 
 

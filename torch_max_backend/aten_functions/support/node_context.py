@@ -34,7 +34,8 @@ class NodeContext:
 
     ``outputs`` has one entry per output (``None`` where the output is not a tensor); ``used`` holds the indices of
     the outputs that somebody reads; ``settings`` is what of torch's global state changes code. ``shared`` has the
-    operands that other nodes read later, and ``stored`` collects what :func:`now_stored` is told.
+    operands that other nodes read later, and ``stored`` collects what :func:`now_stored` is told. Where no index is
+    checked, ``report`` is ``None``.
     """
 
     name: str
@@ -43,6 +44,18 @@ class NodeContext:
     settings: CodeSettings
     shared: tuple[TensorValue, ...] = ()
     stored: list[tuple[TensorValue, TensorValue]] = field(default_factory=list)
+    report: IndexReport | None = None
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """Where a node on a GPU reports indices that are out of range.
+
+    ``address`` is the region's input for it, 0-d int64; ``sites`` has the region's number of each of the node's checks.
+    """
+
+    address: TensorValue
+    sites: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -50,13 +63,15 @@ class CodeSettings:
     """What else changes what a lowering emits; part of the cache key.
 
     ``float32_matmul_precision`` is torch's setting, ``gpu`` the programming interface of the region's GPU (``cuda``,
-    ``hip``), empty on a CPU. The others are those of ``torch.backends.cudnn``.
+    ``hip``), empty on a CPU, ``check_indices`` whether indices on a GPU are checked. The others are those of
+    ``torch.backends.cudnn``.
     """
 
     float32_matmul_precision: str = "highest"
     gpu: str = ""
     convolution_tf32: bool = True
     deterministic: bool = False
+    check_indices: bool = True
 
 
 _current: ContextVar[NodeContext] = ContextVar("torch_max_backend_node")
@@ -112,3 +127,8 @@ def now_stored(operand: TensorValue, value: TensorValue) -> None:
 def settings() -> CodeSettings:
     """Torch's settings that change code."""
     return _current.get().settings
+
+
+def index_report() -> IndexReport | None:
+    """Where the current node reports indices that are out of range; ``None`` if it does not."""
+    return _current.get().report

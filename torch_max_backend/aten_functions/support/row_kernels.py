@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, TensorValue, ops
 
+from torch_max_backend.aten_functions.support.index_checks import report_operands
 from torch_max_backend.aten_functions.support.mojo_ops import mojo_op
 from torch_max_backend.aten_functions.support.tensor_ops import full, is_in_memory, reshape, static
 
@@ -216,11 +217,12 @@ def row_losses(x: TensorValue, chosen: TensorValue, ignored: int, out: DType) ->
 
     Args:
         x: Logits, [rows, classes].
-        chosen: A class a row, int64, or ``ignored``. Any other ends the program, as torch's assertion does.
+        chosen: A class a row, int64, or ``ignored``. Any other is reported, and moved into range.
     """
     numbers = [(dtype, x.shape[:1]) for dtype in (out, DType.float32, DType.float32)]
-    operands = [x, chosen, ops.constant(ignored, DType.int64, DeviceRef.CPU())]
-    return RowLosses(*mojo_op("tmb_losses", operands, numbers, _reading(x)))
+    report, checks = report_operands(x.device)
+    operands = [x, chosen, ops.constant(ignored, DType.int64, DeviceRef.CPU()), *report]
+    return RowLosses(*mojo_op("tmb_losses", operands, numbers, {**_reading(x), "checks": checks}))
 
 
 def likelihood_gradient(

@@ -10,6 +10,7 @@ from max.dtype import DType
 from max.graph import Dim, TensorValue, ops
 
 from torch_max_backend.aten_functions.registry import aten, map_to
+from torch_max_backend.aten_functions.support.index_checks import always
 from torch_max_backend.aten_functions.support.index_tensors import coordinate, readable, write_rows
 from torch_max_backend.aten_functions.support.node_context import out_shape
 from torch_max_backend.aten_functions.support.tensor_ops import (
@@ -168,9 +169,10 @@ def _order_of_true(mask: TensorValue) -> TensorValue:
 
 
 # masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor
-@map_to(aten.masked_scatter.default)
+@map_to(aten.masked_scatter.default, out_of_range=always("Number of elements of source < number of ones in mask"))
 def masked_scatter(self: TensorValue, mask: TensorValue, source: TensorValue) -> TensorValue:
-    """The next element of ``source`` for every True; too few of them fail the run on the CPU, as in torch."""
+    """The next element of ``source`` for every True; too few of them fail the run on the CPU, as in torch, and are
+    reported on a GPU."""
     shape = out_shape()
     if any(static(d) == 0 for d in [*shape, *source.shape]):
         return broadcast_to(self, shape)
