@@ -263,7 +263,7 @@ def test_an_idle_thread_does_not_delay_the_end() -> None:
     program = """
 import atexit, time
 atexit.register(lambda: print(time.time()))  # runs after what is registered later
-from torch_max_backend import background
+from torch_max_backend.frontend import background_tracing as background
 class Idle(background._Job):
     def __init__(self): pass
     def run(self): print(time.time())

@@ -146,7 +146,7 @@ def test_artifacts_that_are_gone_or_damaged_are_compiled_again(run: Run, tmp_pat
 
 
 UNLUCKY = """
-from torch_max_backend import pipeline
+from torch_max_backend.frontend import pipeline
 from torch_max_backend.base.errors import CompileError
 
 compile_regions = pipeline.compile_regions
