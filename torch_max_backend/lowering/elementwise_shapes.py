@@ -16,6 +16,7 @@ from torch import fx
 
 from torch_max_backend.aten_functions.registry import aten
 from torch_max_backend.aten_functions.support.tensor_ops import is_stored, reshape, reshapes_of, static
+from torch_max_backend.aten_functions.support.value_facts import facts_of
 
 Operands = dict[fx.Node, TensorValue]
 
@@ -101,7 +102,7 @@ def _rows(operands: Mapping[fx.Node, TensorValue], shape: list[int]) -> tuple[li
 
 def _in_shape(x: TensorValue, shape: list[int]) -> TensorValue | None:
     """``x`` in another shape without a kernel, if it has been in that shape, or lies in memory."""
-    if hasattr(x, "_unfinished"):
+    if facts_of(x).unfinished is not None:
         return None
     for value in (x, *reshapes_of(x)):
         if _numbers(value.shape) == shape:

@@ -37,13 +37,13 @@ from torch_max_backend.aten_functions.support.node_context import (
     lowering_node,
 )
 from torch_max_backend.aten_functions.support.tensor_ops import (
-    finish,
     in_memory,
     materialized,
     permute,
     rebind,
     reshape,
 )
+from torch_max_backend.aten_functions.support.value_facts import GraphFacts, finish, remembering
 from torch_max_backend.aten_functions.support.written_transpose import written_transpose
 from torch_max_backend.base.errors import LoweringError, NeedsStatic, Unsupported
 from torch_max_backend.capture.fake_tensors import expr_of, sizes_of, tensor_of, user_line, value_of
@@ -112,6 +112,7 @@ class _Builder:
     def __init__(self, region: Region, settings: CodeSettings) -> None:
         self.region, self.settings = region, settings
         self.env: dict[fx.Node, Any] = {}
+        self.facts = GraphFacts()
         self.scalars: dict[Any, TensorValue] = {}
         self.buffers: dict[fx.Node, BufferValue] = {}
         self.written = broadcast_results(region)
@@ -134,29 +135,32 @@ class _Builder:
         """Nodes that are computed where their chain ends."""
 
     def build(self, name: str, module: Module) -> Graph:
-        region = self.region
         with Graph(name, input_types=self._input_types(), module=module) as graph:
-            values = list(graph.inputs)
-            for port in region.inputs:
-                self._bind(port.node, port.order, values.pop(0))
-            del values[: len(region.carriers)]
-            for expr in region.scalars:
-                self.scalars[expr] = values.pop(0).tensor
-            self.reports = {d: v.tensor for d, v in zip(self.checks.devices, values, strict=True)}
-            for node in region.nodes:
-                if node not in self.inside:
-                    self.env[node] = self._lower(node)
-            outputs = []
-            for port in region.outputs:
-                outputs.append(stored(permute(self.env[port.node], port.order)))
-            for target, source in region.stores:
-                if source in self.in_place:
-                    continue
-                order = next(p.order for p in region.inputs if p.node is target)
-                ops.buffer_store(self.buffers[target], stored(permute(self.env[source], order)))
+            with remembering(self.facts):
+                outputs = self._walk(list(graph.inputs))
             graph.output(*outputs)
             fold_constant_ops(graph)
         return graph
+
+    def _walk(self, values: list[Any]) -> list[TensorValue]:
+        """Lower all nodes, and write into inputs; gives the outputs, in the order of their memory."""
+        region = self.region
+        for port in region.inputs:
+            self._bind(port.node, port.order, values.pop(0))
+        del values[: len(region.carriers)]
+        for expr in region.scalars:
+            self.scalars[expr] = values.pop(0).tensor
+        self.reports = {d: v.tensor for d, v in zip(self.checks.devices, values, strict=True)}
+        for node in region.nodes:
+            if node not in self.inside:
+                self.env[node] = self._lower(node)
+        outputs = [stored(permute(self.env[port.node], port.order)) for port in region.outputs]
+        for target, source in region.stores:
+            if source in self.in_place:
+                continue
+            order = next(p.order for p in region.inputs if p.node is target)
+            ops.buffer_store(self.buffers[target], stored(permute(self.env[source], order)))
+        return outputs
 
     def _input_types(self) -> list[TensorType | BufferType]:
         types: list[TensorType | BufferType] = []

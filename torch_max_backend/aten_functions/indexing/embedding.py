@@ -15,18 +15,16 @@ from torch_max_backend.aten_functions.support.index_tensors import readable, tak
 from torch_max_backend.aten_functions.support.mojo_ops import mojo_op
 from torch_max_backend.aten_functions.support.node_context import out_shape
 from torch_max_backend.aten_functions.support.tensor_ops import (
-    Unfinished,
     broadcast_to,
     cast,
     constant,
     full,
-    mark_unfinished,
     numel,
     reshape,
     static,
     tensor,
-    unfinished_of,
 )
+from torch_max_backend.aten_functions.support.value_facts import Unfinished, mark_unfinished, unfinished_of
 
 _OF_ROWS = "select(): index {index} out of range for a tensor of {size} rows at dimension 0"
 

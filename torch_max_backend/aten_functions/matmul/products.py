@@ -20,11 +20,9 @@ from torch_max_backend.aten_functions.support.dtypes import Operand, accumulator
 from torch_max_backend.aten_functions.support.mojo_ops import mojo_op
 from torch_max_backend.aten_functions.support.node_context import out_dtype, out_shape, settings
 from torch_max_backend.aten_functions.support.tensor_ops import (
-    Unfinished,
     broadcast_to,
     cast,
     full,
-    mark_unfinished,
     numel,
     permute,
     rebind,
@@ -33,6 +31,7 @@ from torch_max_backend.aten_functions.support.tensor_ops import (
     tensor,
     transpose_of,
 )
+from torch_max_backend.aten_functions.support.value_facts import Unfinished, mark_unfinished
 from torch_max_backend.base.errors import Unsupported
 
 HALVES = (DType.float16, DType.bfloat16)

@@ -20,7 +20,8 @@ from torch_max_backend.aten_functions.support.elementary import (
     relu,
 )
 from torch_max_backend.aten_functions.support.node_context import is_used, out_shape
-from torch_max_backend.aten_functions.support.tensor_ops import axis_of, full, unfinished_of
+from torch_max_backend.aten_functions.support.tensor_ops import axis_of, full
+from torch_max_backend.aten_functions.support.value_facts import unfinished_of
 from torch_max_backend.aten_functions.views.views import take_slice
 
 Number = bool | int | float

@@ -16,7 +16,8 @@ from torch_max_backend.aten_functions.support import elementary, float64_math
 from torch_max_backend.aten_functions.support.dtypes import Operand, accumulator
 from torch_max_backend.aten_functions.support.elementary import either, in_accumulator, less, number
 from torch_max_backend.aten_functions.support.node_context import out_dtype, promise
-from torch_max_backend.aten_functions.support.tensor_ops import cast, constant, promote, tensor, unfinished_of
+from torch_max_backend.aten_functions.support.tensor_ops import cast, constant, promote, tensor
+from torch_max_backend.aten_functions.support.value_facts import unfinished_of
 
 Number = bool | int | float
 Unary = Callable[[TensorValue], TensorValue]

@@ -19,10 +19,8 @@ from max.graph import Dim, TensorValue, ops
 from torch_max_backend.aten_functions.support.mojo_ops import mojo_op
 from torch_max_backend.aten_functions.support.node_context import settings
 from torch_max_backend.aten_functions.support.tensor_ops import (
-    Unfinished,
     full,
     is_in_memory,
-    mark_unfinished,
     numel,
     permute,
     rebind,
@@ -31,6 +29,7 @@ from torch_max_backend.aten_functions.support.tensor_ops import (
     static,
     transpose_of,
 )
+from torch_max_backend.aten_functions.support.value_facts import Unfinished, facts_of, mark_unfinished
 
 HALVES = (DType.bfloat16, DType.float16)
 DTYPES = (*HALVES, DType.float32, DType.float64)
@@ -174,7 +173,7 @@ def padded_width(x: TensorValue, dtype: DType) -> Dim:
 def without_zeros(x: TensorValue, columns: Dim) -> TensorValue:
     """The first columns of a matrix whose others hold zeros. A product that would add those finds them there."""
     result = x[:, : int(columns)]
-    result._with_zeros = x
+    facts_of(result).padded = x
     return result
 
 
@@ -182,7 +181,7 @@ def _padded(x: TensorValue, axis: int) -> TensorValue:
     """``x`` [1, rows, columns] with zeros behind it along ``axis``, up to a multiple of what 16 bytes hold."""
     if axis == 2:
         for value in reshapes_of(x):
-            wide = getattr(value, "_with_zeros", None)
+            wide = facts_of(value).padded
             if wide is not None and value.shape[-2:] == x.shape[-2:]:
                 return reshape(wide, [1, *wide.shape])
     missing = -int(x.shape[axis]) % STEP

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, StaticDim, TensorValue, ops
 
 from torch_max_backend.aten_functions.support.dtypes import Operand, result_type
+from torch_max_backend.aten_functions.support.value_facts import facts_of, mark_unfinished
 from torch_max_backend.base.errors import NeedsStatic
 
 Shape = Sequence[Dim | int]
@@ -48,7 +48,7 @@ def cast(x: TensorValue, dtype: DType) -> TensorValue:
         return permute(cast(moved[0], dtype), moved[1])
     if dtype == DType.bool:
         return ops.logical_not(ops.equal(x, constant(0, x.dtype, x.device)))  # not_equal is False for NaN
-    if not hasattr(x, "_unfinished"):
+    if facts_of(x).unfinished is None:
         for source in reshapes_of(x)[:1]:  # with what it is computed from, or MAX stores it in its present dtype
             if not is_stored(source):
                 return reshape(cast(source, dtype), x.shape)
@@ -144,13 +144,14 @@ def reshape(x: TensorValue, shape: Shape) -> TensorValue:
             if same_shape(source.shape, target):
                 return source
         result = ops.reshape(x, target)
-        result._reshaped_from = x
+        facts = facts_of(x)
+        facts_of(result).reshaped_from = x
         if len(target) > 1 and same_shape(x.shape[-2:], target[-2:]):
             _remember_transpose(result, x, reshape)
-        if hasattr(x, "_unfinished"):
-            mark_unfinished(result, x._unfinished.reshaped(target))
-        if hasattr(x, "_columns") and same_shape(x.shape[:2], target[:2]):
-            result._columns = x._columns
+        if facts.unfinished is not None:
+            mark_unfinished(result, facts.unfinished.reshaped(target))
+        if facts.columns_of is not None and same_shape(x.shape[:2], target[:2]):
+            facts_of(result).columns_of = facts.columns_of
         return result
     flat = ops.rebind(ops.reshape(x, [have]), [want])
     return ops.reshape(flat, target)
@@ -163,12 +164,14 @@ def reshapes_of(x: TensorValue) -> list[TensorValue]:
     are named anew where ``x`` is finished and they are not.
     """
     found: list[TensorValue] = []
-    last = x
-    while (source := getattr(last, "_reshaped_from", None)) is not None:
-        last = source
-        if hasattr(x, "_unfinished") and not hasattr(source, "_unfinished"):
+    is_unfinished = facts_of(x).unfinished is not None
+    source = facts_of(x).reshaped_from
+    while source is not None:
+        facts = facts_of(source)
+        if is_unfinished and facts.unfinished is None:
             break
-        found.append(source if hasattr(x, "_unfinished") or not hasattr(source, "_unfinished") else TensorValue(source))
+        found.append(source if is_unfinished or facts.unfinished is None else TensorValue(source))
+        source = facts.reshaped_from
     return found
 
 
@@ -202,14 +205,14 @@ def broadcast_to(x: TensorValue, shape: Shape) -> TensorValue:
     if same_shape(x.shape, target):
         return x
     result = ops.broadcast_to(x, target)
-    result._narrow = x
+    facts_of(result).expanded_from = x
     return result
 
 
 def narrow(x: TensorValue) -> TensorValue:
     """What ``x`` was expanded from, if it was: for those that need not have all of it in memory."""
-    while hasattr(x, "_narrow"):
-        x = x._narrow
+    while (source := facts_of(x).expanded_from) is not None:
+        x = source
     return x
 
 
@@ -268,17 +271,18 @@ def permute(x: TensorValue, dims: Sequence[int]) -> TensorValue:
     if source is not None:
         return source
     result = ops.permute(x, list(dims))
-    result._moved = x, tuple(dims)
+    facts_of(result).permuted_from = x, tuple(dims)
     if transposes:
-        result._transpose_of = lambda: x
-    if hasattr(x, "_unfinished"):
-        mark_unfinished(result, x._unfinished.permuted(dims))
+        facts_of(result).transpose_of = lambda: x
+    unfinished = facts_of(x).unfinished
+    if unfinished is not None:
+        mark_unfinished(result, unfinished.permuted(dims))
     return result
 
 
 def permuted_from(x: TensorValue) -> tuple[TensorValue, tuple[int, ...]] | None:
     """The value that ``x`` is a permutation of, and the order of its dims, if ``x`` was made from one."""
-    return getattr(x, "_moved", None)
+    return facts_of(x).permuted_from
 
 
 def in_memory(x: TensorValue) -> TensorValue:
@@ -309,75 +313,27 @@ def remember_columns(result: TensorValue, x: TensorValue, axis: int, first: int)
     inner = [static(d) for d in x.shape[2:]]
     if axis < 2 or None in inner or any(d != 1 for d in inner[: axis - 2]):
         return
-    source, start = getattr(x, "_columns", (x, 0))
-    result._columns = source, start + first * math.prod(d or 0 for d in inner[axis - 1 :])
+    source, start = facts_of(x).columns_of or (x, 0)
+    facts_of(result).columns_of = source, start + first * math.prod(d or 0 for d in inner[axis - 1 :])
 
 
 def columns_of(x: TensorValue) -> tuple[TensorValue, int] | None:
     """The tensor that ``x`` is columns of, from which on, if all but two dimensions of both are flattened."""
-    return getattr(x, "_columns", None)
+    return facts_of(x).columns_of
 
 
 def transpose_of(x: TensorValue) -> TensorValue | None:
     """The value whose matrices are those of ``x`` transposed, if ``x`` was made from one: it saves the transpose."""
-    source = getattr(x, "_transpose_of", None)
+    source = facts_of(x).transpose_of
     return None if source is None else source()
 
 
 def _remember_transpose(result: TensorValue, x: TensorValue, same: Callable[[TensorValue, Shape], TensorValue]) -> None:
     """``same`` made ``result`` from ``x`` and left its matrices alone, so it can be done before they are transposed."""
-    if hasattr(x, "_transpose_of"):
-        source, shape = x._transpose_of, result.shape
+    source, shape = facts_of(x).transpose_of, result.shape
+    if source is not None:
         swapped = [*shape[:-2], shape[-1], shape[-2]]
-        result._transpose_of = lambda: same(source(), swapped)
-
-
-class Unfinished:
-    """What an op may ask for in the place of a value that it reads: the value and more, computed by one kernel.
-
-    Each answer is ``None`` where there is no such kernel.
-    """
-
-    def activated(self, activation: str) -> TensorValue | None:
-        """The value behind an activation."""
-        return None
-
-    def piece(self, axis: int, start: int, size: int) -> TensorValue | None:
-        """Elements ``start`` to ``start + size`` along an axis."""
-        return None
-
-    def added_to(self, x: TensorValue) -> TensorValue | None:
-        """The sum with ``x``."""
-        return None
-
-    def plus_rows(self, updates: TensorValue, at: TensorValue) -> TensorValue | None:
-        """The value ``[M, N]``, to whose rows ``at`` ``updates`` are added."""
-        return None
-
-    def reshaped(self, shape: Sequence[Dim]) -> Unfinished | None:
-        """The same of the value in another shape."""
-        return None
-
-    def permuted(self, dims: Sequence[int]) -> Unfinished | None:
-        """The same of the value with its dimensions in another order."""
-        return None
-
-
-def mark_unfinished(x: TensorValue, unfinished: Unfinished | None) -> None:
-    """Note on a value what an op that reads it may ask for in its place; see `cublaslt_products.py`."""
-    if unfinished is not None:
-        x._unfinished = unfinished
-
-
-def finish(x: TensorValue) -> None:
-    """Forget what :func:`mark_unfinished` noted: the value itself is needed."""
-    if hasattr(x, "_unfinished"):
-        del x._unfinished
-
-
-def unfinished_of(x: Any) -> Unfinished | None:
-    """What :func:`mark_unfinished` noted, or ``None``."""
-    return getattr(x, "_unfinished", None)
+        facts_of(result).transpose_of = lambda: same(source(), swapped)
 
 
 def is_in_memory(x: TensorValue) -> bool:

@@ -12,6 +12,7 @@ from max.graph import Dim, TensorValue
 
 from torch_max_backend.aten_functions.support.mojo_ops import mojo_op
 from torch_max_backend.aten_functions.support.tensor_ops import numel, reshape, static
+from torch_max_backend.aten_functions.support.value_facts import facts_of
 
 _NARROW = 8
 """A matrix with fewer rows or columns is left to MAX: most of a tile would be empty."""
@@ -45,5 +46,5 @@ def written_transpose(x: TensorValue, order: Sequence[int]) -> TensorValue | Non
     result = mojo_op("tmb_transpose", [reshape(x, [batch, rows, columns])], [(x.dtype, [batch, columns, rows])])[0]
     transposed = reshape(result, [x.shape[d] for d in order])
     if list(order) == [*range(x.rank - 2), x.rank - 1, x.rank - 2]:
-        transposed._transpose_of = lambda: x  # a product reads x
+        facts_of(transposed).transpose_of = lambda: x  # a product reads x
     return transposed

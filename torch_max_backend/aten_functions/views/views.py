@@ -32,8 +32,8 @@ from torch_max_backend.aten_functions.support.tensor_ops import (
     reshape,
     static,
     tensor,
-    unfinished_of,
 )
+from torch_max_backend.aten_functions.support.value_facts import unfinished_of
 
 Size: TypeAlias = int | Dim
 CPU = DeviceRef.CPU()
