@@ -15,6 +15,7 @@ from torch import fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from torch_max_backend.capture.attention_masks import simplify_masks
+from torch_max_backend.capture.cross_entropy import GRADIENT, LOG_PROBABILITIES, write
 from torch_max_backend.capture.fake_tensors import order_of, symbols_of, tensor_of, value_of
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.graph_passes import call_node
@@ -68,9 +69,9 @@ def name_transposes(gm: fx.GraphModule) -> None:
 def save_no_probabilities(gm: fx.GraphModule) -> None:
     """Give the backward of a cross-entropy the logits and two numbers a row, and not the log-probabilities.
 
-    All is written out in ops that min-cut knows: the log-probabilities, of which the forward then needs one a row, and
-    the gradient, which is the likelihood's less the probabilities times the sum of that. What the kernels make of both
-    is in `lowering/row_fusion.py`.
+    All is written out in ops that min-cut knows (`capture/cross_entropy.py`): the log-probabilities, of which the
+    forward then needs one a row, and the gradient, which is the likelihood's less the probabilities times the sum of
+    that. What the kernels make of both is in `lowering/row_fusion.py`.
     Left alone are weighted losses, and log-probabilities that are rounded, or that anything but the loss reads.
     """
     for node in gm.graph.find_nodes(op="call_function", target=aten._log_softmax.default):
@@ -84,26 +85,17 @@ def save_no_probabilities(gm: fx.GraphModule) -> None:
         if is_weighted or not is_matrix or logits.dtype != torch.float32 or list(first.users) != [last]:
             continue
         with gm.graph.inserting_before(loss):
-            largest = call_node(gm, aten.amax.default, (x, [1], True), node)
-            distance = call_node(gm, aten.sub.Tensor, (x, largest), node)
-            exponentials = call_node(gm, aten.exp.default, (distance,), node)
-            total = call_node(gm, aten.sum.dim_IntList, (exponentials, [1], True), node)
-            logarithm = call_node(gm, aten.log.default, (total,), node)
-            logarithms = call_node(gm, aten.sub.Tensor, (distance, logarithm), node)
+            written = write(gm, LOG_PROBABILITIES, {"x": x}, node)
         with gm.graph.inserting_before(first):  # whose gradient needs a shape, and would have min-cut save what has it
             rows = logits.shape[0] if isinstance(logits.shape[0], int) else call_node(gm, aten.sym_size.int, (x, 0), x)
             zero = call_node(gm, aten.full.default, ([1, 1], 0.0), x, dtype=logits.dtype, device=logits.device)
             first.replace_input_with(node, call_node(gm, aten.expand.default, (zero, [rows, logits.shape[1]]), x))
-        with gm.graph.inserting_before(last):  # x + (-max): min-cut would save a difference that both halves read
-            opposite = call_node(gm, aten.neg.default, (largest,), node)
-            distance = call_node(gm, aten.add.Tensor, (x, opposite), node)
-            again = call_node(gm, aten.sub.Tensor, (distance, logarithm), node)
-            probabilities = call_node(gm, aten.exp.default, (again,), last)
-            of_row = call_node(gm, aten.sum.dim_IntList, (first, [1], True), last)
-            rest = call_node(gm, aten.mul.Tensor, (probabilities, of_row), last)
-            last.replace_all_uses_with(call_node(gm, aten.sub.Tensor, (first, rest), last))
+        with gm.graph.inserting_before(last):
+            opposite = call_node(gm, aten.neg.default, (written["largest"],), node)
+            given = {"x": x, "opposite": opposite, "logarithm": written["logarithm"], "first": first}
+            last.replace_all_uses_with(write(gm, GRADIENT, given, last)["gradient"])
         gm.graph.erase_node(last)
-        node.replace_all_uses_with(logarithms)
+        node.replace_all_uses_with(written["logarithms"])
         gm.graph.erase_node(node)
 
 

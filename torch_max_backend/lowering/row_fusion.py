@@ -7,6 +7,7 @@ kernels that read and write every row several times.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import fx
 
 from torch_max_backend.aten_functions.support.dtypes import max_dtype
 from torch_max_backend.aten_functions.support.row_kernels import keeps_gradient
+from torch_max_backend.capture.cross_entropy import GRADIENT, LOG_PROBABILITIES, Step, read, readers_of
 from torch_max_backend.capture.fake_tensors import sizes_of, tensor_of, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.lowering.convolution_epilogues import OnGpu, is_own
@@ -82,7 +84,7 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class LikelihoodGradient:
-    """The gradient of the logits that a likelihood is computed from, as `capture/joint_graph.py` writes it out.
+    """The gradient of the logits that a likelihood is computed from, as `capture/cross_entropy.py` spells it.
 
     It is that of the log-probabilities, ``first``, less ``exp(x + opposite - logarithm)`` times its sum in a row.
     ``opposite`` is a row's maximum with the opposite sign; ``source`` has the elements of ``x``, perhaps in another
@@ -358,20 +360,19 @@ def _written_out(reader: _Reader, node: fx.Node, loss: fx.Node) -> tuple[fx.Node
 
     They go from the maximum to the logarithm of the sum of the exponentials, and come behind the loss's arguments.
     """
-    distance, logarithm = _operands(node, aten.sub.Tensor, 2)
-    x, largest = _operands(distance, aten.sub.Tensor, 2)
-    (total,) = _operands(logarithm, aten.log.default, 1)
-    (exponential,) = _operands(total, aten.sum.dim_IntList, 1, [1], True)
-    (shifted,) = _operands(exponential, aten.exp.default, 1)
-    (source,) = _operands(largest, aten.amax.default, 1, [1], True)
-    if shifted is None or shifted is not distance or source is not x:
+    found = read(node, LOG_PROBABILITIES)
+    if not found or not _is_read_inside(reader, ("distance", "exponentials", "total"), LOG_PROBABILITIES, found):
         return None
-    chain = (largest, distance, exponential, total, logarithm)
-    readers = {distance: {exponential, node}, exponential: {total}, total: {logarithm}}
-    if any(n in reader.outside or set(n.users) != expected for n, expected in readers.items()):
-        return None
+    chain = [found[step.name] for step in LOG_PROBABILITIES[:-1]]
     ready = max((reader.order.get(n, -1) for n in loss.all_input_nodes[1:]), default=-1)
-    return (x, *chain) if all(is_own(n) and reader.order.get(n, -1) > ready for n in chain) else None
+    return (found["x"], *chain) if all(is_own(n) and reader.order.get(n, -1) > ready for n in chain) else None
+
+
+def _is_read_inside(reader: _Reader, names: Sequence[str], steps: tuple[Step, ...], found: dict[str, fx.Node]) -> bool:
+    """Whether nothing but the steps reads the nodes of these names."""
+    return all(
+        found[name] not in reader.outside and set(found[name].users) == readers_of(name, steps, found) for name in names
+    )
 
 
 def likelihood_gradients(region: Region, on_gpu: OnGpu) -> list[LikelihoodGradient]:
@@ -383,25 +384,21 @@ def likelihood_gradients(region: Region, on_gpu: OnGpu) -> list[LikelihoodGradie
 
 def _likelihood_gradient(reader: _Reader, first: fx.Node) -> LikelihoodGradient | None:
     rest = next((n for n in first.users if n.target is aten.sub.Tensor), first)
-    _, product = _operands(rest, aten.sub.Tensor, 2)
-    exponential, total = _operands(product, aten.mul.Tensor, 2)
-    (summed,) = _operands(total, aten.sum.dim_IntList, 1, [1], True)
-    (logarithms,) = _operands(exponential, aten.exp.default, 1)
-    distance, logarithm = _operands(logarithms, aten.sub.Tensor, 2)
-    x, opposite = _operands(distance, aten.add.Tensor, 2)
-    if x is None or summed is not first or first.args[3] is not None:
+    found = read(rest, GRADIENT)
+    if not found or found["first"] is not first or first.args[3] is not None:
         return None
-    chain = (first, distance, logarithms, exponential, total, product)
-    readers = [{total, rest}, {logarithms}, {exponential}, {product}, {product}, {rest}]
-    if any(n in reader.outside or set(n.users) != expected for n, expected in zip(chain, readers, strict=True)):
+    inside = ["first", *(step.name for step in GRADIENT[:-1])]
+    if not _is_read_inside(reader, inside, GRADIENT, found):
         return None
+    chain = tuple(found[name] for name in inside)
+    x, opposite, logarithm = (found[name] for name in ("x", "opposite", "logarithm"))
     rows = sizes_of(tensor_of(x))[0]
     is_a_row = all(sizes_of(tensor_of(n)) == (rows, 1) for n in (opposite, logarithm))
     if not is_a_row or not all(n in reader.order and is_own(n) for n in (*chain, rest)):
         return None
     if not reader.serves(x):
         return LikelihoodGradient(chain, rest, first, x, opposite, logarithm, has_kernel=False, pads=False)
-    before, source = _made_of(reader, x, {distance})
+    before, source = _made_of(reader, x, {found["distance"]})
     after = _converted(reader, rest)
     pads = after[-1] not in reader.outside and all(_is_multiplied(n) for n in after[-1].users)
     return LikelihoodGradient(
@@ -433,16 +430,6 @@ def _is_multiplied(node: fx.Node) -> bool:
     if node.target in (aten.t.default, aten.permute.default):
         return all(_is_multiplied(n) for n in node.users)
     return _is_product(node)
-
-
-def _operands(node: Any, op: Any, count: int, *rest: Any) -> tuple[Any, ...]:
-    """The tensors that ``node`` applies ``op`` to, if it does, with these further arguments; else as many ``None``."""
-    if not isinstance(node, fx.Node) or node.target is not op or node.kwargs:
-        return (None,) * count
-    tensors, further = node.args[:count], tuple(node.args[count:])
-    if len(tensors) == count and further == rest and all(isinstance(t, fx.Node) for t in tensors):
-        return tensors
-    return (None,) * count
 
 
 def _made_of(reader: _Reader, x: fx.Node, readers: set[fx.Node | None]) -> tuple[list[fx.Node], fx.Node]:
