@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.capture.fake_tensors import expr_of, sizes_of, tensor_of, value_of
 from torch_max_backend.capture.user_controlled_ops import is_taken
+from torch_max_backend.capture.view_ops import PERMUTES, RESHAPES
 
 aten = torch.ops.aten
 
@@ -44,15 +45,7 @@ _STEPS = {
     aten.tanh.default,
     aten.tanh_backward.default,
 }
-_VIEWS = {
-    aten._unsafe_view.default,
-    aten.permute.default,
-    aten.squeeze.dim,
-    aten.t.default,
-    aten.transpose.int,
-    aten.unsqueeze.default,
-    aten.view.default,
-}
+_VIEWS = RESHAPES | PERMUTES
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -9,11 +10,11 @@ from torch import fx
 
 from torch_max_backend.capture.fake_tensors import tensor_of
 from torch_max_backend.capture.user_controlled_ops import is_taken
+from torch_max_backend.capture.view_ops import RESHAPES
 
 aten = torch.ops.aten
 
 _ATTENTION = aten.scaled_dot_product_attention.default
-_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 _COPIES = (aten.clone.default,)
 
 
@@ -23,7 +24,7 @@ def share_heads(gm: fx.GraphModule) -> None:
     Models write ``k[:, :, None].expand(B, G, R, T, E).reshape(B, G * R, T, E)``, which is what ``enable_gqa`` says. The
     op is whole on a GPU where no gradients are recorded; elsewhere torch has taken it apart already.
     """
-    if is_taken(_ATTENTION, *_VIEWS, *_COPIES, aten.expand.default, aten.unsqueeze.default):
+    if is_taken(_ATTENTION, *RESHAPES, *_COPIES, aten.expand.default, aten.unsqueeze.default):
         return
     for node in gm.graph.find_nodes(op="call_function", target=_ATTENTION):
         copies = node.args[1:3]
@@ -41,7 +42,7 @@ def share_heads(gm: fx.GraphModule) -> None:
 def _before_copies(node: Any) -> fx.Node | None:
     """The ``[B, G, T, E]`` of which ``node`` is ``[B, G * R, T, E]``, each head ``R`` times in turn."""
     whole = node
-    node = _source(node, _VIEWS)
+    node = _source(node, RESHAPES)
     node = _source(node, _COPIES) or node
     inserted = _source(node, (aten.expand.default,))
     narrow = _source(inserted, (aten.unsqueeze.default,))
@@ -54,7 +55,7 @@ def _before_copies(node: Any) -> fx.Node | None:
     return narrow if list(tensor_of(whole).shape) == [batch, groups * repeats, length, size] else None
 
 
-def _source(node: Any, targets: tuple[Any, ...]) -> Any:
+def _source(node: Any, targets: Collection[Any]) -> Any:
     """What a node of one of these ops reads first, else ``None``."""
     return node.args[0] if isinstance(node, fx.Node) and node.target in targets else None
 

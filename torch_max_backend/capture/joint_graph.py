@@ -20,6 +20,7 @@ from torch_max_backend.capture.fake_tensors import order_of, symbols_of, tensor_
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.graph_passes import call_node
 from torch_max_backend.capture.user_controlled_ops import is_taken
+from torch_max_backend.capture.view_ops import CUTS, PERMUTES, RESHAPES
 
 aten = torch.ops.aten
 
@@ -181,19 +182,8 @@ def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int)
         backward.recompile()
 
 
-_VIEWS = {
-    operator.getitem,
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.permute.default,
-    aten.t.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-}
+_VIEWS = {operator.getitem, *RESHAPES, *PERMUTES, *CUTS} - {aten.unbind.int}
+"""What a piece is seen through. Whether those of ``unbind`` are better saved as one has not been measured."""
 
 
 def _views(node: fx.Node) -> list[fx.Node]:

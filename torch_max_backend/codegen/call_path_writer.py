@@ -25,7 +25,9 @@ from torch_max_backend.capture.fake_tensors import (
     tensors_of,
     value_of,
 )
+from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.capture.joint_graph import SAVED_FROM
+from torch_max_backend.capture.view_ops import BITS, MOVEMENT
 from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
 from torch_max_backend.partition.index_checks import IndexChecks, index_checks
@@ -33,36 +35,6 @@ from torch_max_backend.partition.partitioner import Plan
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.call_path import CallSpec
 from torch_max_backend.runtime.region_call import RegionSpec
-
-MOVEMENT = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "alias",
-        "detach",
-        "clone",
-        "_to_copy",
-        "copy",
-        "reshape",
-        "contiguous",
-        "lift_fresh_copy",
-        "cat",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "repeat",
-        "getitem",
-    ]
-)
-"""Ops that MAX may turn into a view of their input, where torch promises fresh memory."""
 
 
 def call_spec(gm: fx.GraphModule, plan: Plan, static: frozenset[int], options: Options) -> CallSpec:
@@ -342,10 +314,8 @@ def _is_movement(node: fx.Node, region: Region) -> bool:
         if at in seen:
             continue
         seen.add(at)
-        packet = getattr(at.target, "overloadpacket", at.target)
-        name = getattr(packet, "__name__", "")
-        if name in MOVEMENT:
-            stack += [n for n in at.all_input_nodes if name == "view" or _dtypes(n) & _dtypes(at)]
+        if at.target in MOVEMENT or is_getitem(at):
+            stack += [n for n in at.all_input_nodes if at.target in BITS or _dtypes(n) & _dtypes(at)]
     return False
 
 

@@ -17,6 +17,7 @@ from torch import fx
 from torch_max_backend.aten_functions.registry import aten
 from torch_max_backend.aten_functions.support.tensor_ops import is_stored, reshape, reshapes_of, static
 from torch_max_backend.aten_functions.support.value_facts import facts_of
+from torch_max_backend.capture.view_ops import VIEWS_OF_SIZES
 
 Operands = dict[fx.Node, TensorValue]
 
@@ -29,8 +30,7 @@ def is_elementwise(node: fx.Node) -> bool:
 
 
 READ_BY_ROWS = {
-    aten.view.default,
-    aten._unsafe_view.default,
+    *VIEWS_OF_SIZES,
     aten.native_layer_norm.default,
     aten._fused_rms_norm.default,
     aten._softmax.default,

@@ -49,12 +49,13 @@ from torch_max_backend.base.errors import LoweringError, NeedsStatic, Unsupporte
 from torch_max_backend.capture.fake_tensors import expr_of, sizes_of, tensor_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem, map_nodes
 from torch_max_backend.capture.specialization import may_be_negative, symbolic_numbers
+from torch_max_backend.capture.view_ops import ALIASES, CUTS, EXPANDS, FREE_VIEWS, PERMUTES
 from torch_max_backend.lowering.constant_ops import fold_constant_ops
 from torch_max_backend.lowering.convolution_epilogues import Chain, convolution_chains, is_own
 from torch_max_backend.lowering.elementwise_shapes import common_shape, is_elementwise, is_read_by_rows
 from torch_max_backend.lowering.optimizer_updates import build_updates
 from torch_max_backend.lowering.row_kernels import RowLowering
-from torch_max_backend.lowering.transposed_reads import PERMUTES, order_of_permute, stored, written_reads
+from torch_max_backend.lowering.transposed_reads import order_of_permute, stored, written_reads
 from torch_max_backend.partition.index_checks import IndexChecks, index_checks
 from torch_max_backend.partition.region import Region
 
@@ -433,14 +434,9 @@ class _Builder:
         return tensor if list(tensor.shape) == list(promised.shape) else rebind(tensor, promised.shape)
 
 
-CUTS = frozenset({"split", "split_with_sizes", "unsafe_split", "unbind", "select", "slice"})
-
-
 def _may_be_replaced(node: fx.Node) -> bool:
     """Whether what reads the node's value may compute another in its place: one reader, or readers of parts."""
-    return len(node.users) == 1 or all(
-        getattr(getattr(user.target, "overloadpacket", None), "__name__", "") in CUTS for user in node.users
-    )
+    return len(node.users) == 1 or all(user.target in CUTS for user in node.users)
 
 
 def broadcast_results(region: Region) -> set[fx.Node]:
@@ -453,12 +449,12 @@ def broadcast_results(region: Region) -> set[fx.Node]:
     computed = {n for n in region.nodes if any(isinstance(value_of(a), torch.Tensor) for a in n.all_input_nodes)}
     written = set()
     for node in region.nodes:
-        if _is_reshape(node):
+        if node.target in _NEVER_SPREAD:
             continue
         for source in node.all_input_nodes:
             if _may_spread(value_of(source), value_of(node)):
                 root = source
-                while _is_reshape(root) and root in computed:
+                while root.target in _NEVER_SPREAD and root in computed:
                     root = root.all_input_nodes[0]
                 if root in computed:
                     written.add(root)
@@ -520,11 +516,8 @@ def _may_spread(source: object, result: object) -> bool:
     return 1 in sizes_of(source)
 
 
-def _is_reshape(node: fx.Node) -> bool:
-    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "") in RESHAPES
-
-
-RESHAPES = frozenset({"view", "_unsafe_view", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select"})
+_NEVER_SPREAD = FREE_VIEWS - EXPANDS - ALIASES
+"""Views that MAX may fuse into the broadcast of their result, and that broadcast nothing themselves."""
 
 
 def written_slices(region: Region) -> dict[fx.Node, fx.Node]:

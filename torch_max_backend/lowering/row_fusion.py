@@ -19,6 +19,7 @@ from torch_max_backend.aten_functions.support.row_kernels import keeps_gradient
 from torch_max_backend.capture.cross_entropy import GRADIENT, LOG_PROBABILITIES, Step, read, readers_of
 from torch_max_backend.capture.fake_tensors import sizes_of, tensor_of, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
+from torch_max_backend.capture.view_ops import PERMUTES, RESHAPES, VIEWS_OF_SIZES
 from torch_max_backend.lowering.convolution_epilogues import OnGpu, is_own
 from torch_max_backend.partition.region import Region
 
@@ -276,7 +277,7 @@ def _read_as(reader: _Reader, node: fx.Node) -> set[torch.dtype]:
         return {tensor_of(node).dtype}
     found: set[torch.dtype] = set()
     for user in node.users:
-        if user in reader.order and is_own(user) and user.target in (aten.view.default, aten._unsafe_view.default):
+        if user in reader.order and is_own(user) and user.target in VIEWS_OF_SIZES:
             found |= _read_as(reader, user)
         else:
             is_short = user in reader.order and is_own(user) and _narrow_to(user)
@@ -326,7 +327,7 @@ def _added(reader: _Reader, norm: fx.Node, pick: fx.Node) -> tuple[fx.Node | Non
 
 
 def _is_product(node: fx.Node) -> bool:
-    while node.target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
+    while node.target in RESHAPES:
         node = node.args[0]
     return node.target in (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 
@@ -411,7 +412,7 @@ def _converted(reader: _Reader, node: fx.Node) -> list[fx.Node]:
     chain = [node]
     while (user := reader.only_user(chain[-1])) is not None:
         is_short = tensor_of(chain[-1]).dtype == torch.float32 and _narrow_to(user)
-        if user.target not in (aten.view.default, aten._unsafe_view.default) and not is_short:
+        if user.target not in VIEWS_OF_SIZES and not is_short:
             break
         chain.append(user)
     return chain
@@ -427,7 +428,7 @@ def _narrow_to(node: fx.Node) -> bool:
 
 def _is_multiplied(node: fx.Node) -> bool:
     """Whether the node is a product, or a transpose that only products read."""
-    if node.target in (aten.t.default, aten.permute.default):
+    if node.target in PERMUTES:
         return all(_is_multiplied(n) for n in node.users)
     return _is_product(node)
 
@@ -437,7 +438,7 @@ def _made_of(reader: _Reader, x: fx.Node, readers: set[fx.Node | None]) -> tuple
     inside, source = [], x
     while source in reader.order and source not in reader.outside and set(source.users) <= readers and is_own(source):
         before = _narrow(source)
-        if source.target in (aten.view.default, aten._unsafe_view.default):
+        if source.target in VIEWS_OF_SIZES:
             before = source.args[0]
         if before is source:
             break

@@ -14,24 +14,15 @@ from torch_max_backend.aten_functions.support.tensor_ops import permuted_from
 from torch_max_backend.aten_functions.support.written_transpose import written_transpose
 from torch_max_backend.capture.fake_tensors import order_of, sizes_of, tensor_of, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
+from torch_max_backend.capture.view_ops import EXPANDS, PERMUTES, PIECES, RESHAPES
 from torch_max_backend.partition.region import Region
 
 aten = torch.ops.aten
 
-PERMUTES = (aten.permute.default, aten.transpose.int, aten.t.default)
-VIEWS = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.expand.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.slice.Tensor,
-    aten.select.int,
-)
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default)
 """They read a transposed matrix as it is."""
+_SEEN_THROUGH = RESHAPES | PIECES | EXPANDS
+"""Views by which MAX reads where the readers of the view do."""
 
 
 def order_of_permute(node: fx.Node) -> list[int]:
@@ -63,7 +54,7 @@ def _wants(reader: fx.Node, node: fx.Node, inside: set[fx.Node]) -> bool:
         return False
     if "attention" in str(reader.target):
         return False
-    if reader.target in VIEWS:
+    if reader.target in _SEEN_THROUGH:
         return any(user in inside and _wants(user, reader, inside) for user in reader.users)
     value, operand = value_of(reader), tensor_of(node)
     keeps = isinstance(value, torch.Tensor) and sizes_of(value) == sizes_of(operand)

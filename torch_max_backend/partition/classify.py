@@ -16,8 +16,7 @@ from torch_max_backend.aten_functions.support.dtypes import TO_MAX
 from torch_max_backend.capture.fake_tensors import expr_of, is_plain, symbols_of, tensors_of, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem, map_nodes
 from torch_max_backend.capture.user_controlled_ops import is_named
-
-_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+from torch_max_backend.capture.view_ops import VIEWS_OF_SIZES
 
 
 class Runner(enum.Enum):
@@ -75,7 +74,7 @@ def as_run_by_torch(target: Any) -> Any:
     A view was traced with the strides of fake tensors, and some ops give others: a batch norm on a CPU makes transposed
     images contiguous, where its fake result keeps their strides.
     """
-    return torch.ops.aten.reshape.default if target in _VIEWS else target
+    return torch.ops.aten.reshape.default if target in VIEWS_OF_SIZES else target
 
 
 def _checkpointed(node: fx.Node, target: HigherOrderOperator) -> object:

@@ -20,6 +20,7 @@ from torch import fx
 
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.capture.fake_tensors import order_of, sizes_of, value_of
+from torch_max_backend.capture.view_ops import ALIASES
 from torch_max_backend.partition.connected_components import LARGE, connected
 
 FEWEST_STORES = 2
@@ -170,7 +171,7 @@ class _Writer:
             raise _Unfit
         if argument in self.values:
             return self.values[argument]
-        if str(argument.target) in _SAME:  # a view that is in no region of its own
+        if argument.target in ALIASES:  # a view that is in no region of its own
             self._refuse_shape(argument)
             return self._read(argument.args[0])
         place = self._operand(argument)
@@ -292,8 +293,6 @@ def _power_by_number(writer: _Writer, given: Mapping[str, Any]) -> _Value:
         return base
     raise _Unfit
 
-
-_SAME = frozenset({"aten.detach.default", "aten.alias.default"})
 
 RULES: dict[str, Rule] = {
     "aten.add.Tensor": _add,

@@ -20,30 +20,13 @@ from torch import fx
 
 from torch_max_backend.capture.fake_tensors import order_of, storage_key, symbols_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
+from torch_max_backend.capture.view_ops import FREE_VIEWS
 from torch_max_backend.partition.backward_stages import homes, stages
 from torch_max_backend.partition.classify import Runner, Verdict, classify
 from torch_max_backend.partition.connected_components import Part, split
 from torch_max_backend.partition.island import Island
 from torch_max_backend.partition.optimizer_updates import Update, take_updates
 from torch_max_backend.partition.region import Port, Region
-
-VIEWS = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in [
-        "view",
-        "_unsafe_view",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "alias",
-        "detach",
-    ]
-)
 
 
 @dataclass
@@ -119,7 +102,7 @@ class _Cut:
             tensors = [n for n in node.all_input_nodes if tensors_of(value_of(n))]
             free = all(n in found or n.op in ("placeholder", "get_attr") for n in tensors)
             free = free and all(symbols_of(value_of(n)) <= known for n in node.all_input_nodes)
-            if free and (not tensors or getattr(node.target, "overloadpacket", None) in VIEWS):
+            if free and (not tensors or node.target in FREE_VIEWS):
                 found.add(node)
         return found
 
