@@ -49,7 +49,7 @@ from torch_max_backend.base.errors import LoweringError, NeedsStatic, Unsupporte
 from torch_max_backend.capture.fake_tensors import expr_of, sizes_of, tensor_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem, map_nodes
 from torch_max_backend.capture.specialization import may_be_negative, symbolic_numbers
-from torch_max_backend.capture.view_ops import ALIASES, CUTS, EXPANDS, FREE_VIEWS, PERMUTES
+from torch_max_backend.capture.view_ops import CUTS, EXPANDS, FREE_VIEWS, PERMUTES
 from torch_max_backend.lowering.constant_ops import fold_constant_ops
 from torch_max_backend.lowering.convolution_epilogues import Chain, convolution_chains, is_own
 from torch_max_backend.lowering.elementwise_shapes import common_shape, is_elementwise, is_read_by_rows
@@ -516,7 +516,7 @@ def _may_spread(source: object, result: object) -> bool:
     return 1 in sizes_of(source)
 
 
-_NEVER_SPREAD = FREE_VIEWS - EXPANDS - ALIASES
+_NEVER_SPREAD = FREE_VIEWS - EXPANDS
 """Views that MAX may fuse into the broadcast of their result, and that broadcast nothing themselves."""
 
 

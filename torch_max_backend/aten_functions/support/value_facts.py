@@ -63,8 +63,8 @@ class Facts:
     """The value that this one is a permutation of, and the order of its dimensions: ``source.permute(order)``.
 
     Set by ``permute``. Read through ``permuted_from``, ``in_memory`` and ``memory_order`` by what moves a permutation
-    behind itself (casts, rebinds, slices, dropped axes), by what wants the order in memory (channels last, sums,
-    norms), and by ``stored``, which lets a kernel write a transpose.
+    behind itself (casts, rebinds, slices, dropped axes), by what asks for the order in memory (images with channels
+    last, attention), and by ``stored``, which lets a kernel write a transpose.
     """
 
     transpose_of: Callable[[], TensorValue] | None = None
@@ -87,7 +87,7 @@ class Facts:
     expanded_from: TensorValue | None = None
     """The value that this one was broadcast from.
 
-    Set by ``broadcast_to``. Read through ``narrow`` by kernels that need not have all of it in memory.
+    Set by ``broadcast_to``. Read through ``narrow`` by attention, whose kernels need not have all of a mask in memory.
     """
 
     columns_of: tuple[TensorValue, int] | None = None
