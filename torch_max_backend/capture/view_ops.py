@@ -38,12 +38,12 @@ def _views(*names: str) -> frozenset[OpOverload]:
     return frozenset(found.union(*(_overloads(f"{how}unsafe_{name}") for name in names for how in ("", "_"))))
 
 
-def _has(op: OpOverload, *arguments: str) -> bool:
-    return {a.name for a in op._schema.arguments}.issuperset(arguments)
+def _arguments(op: OpOverload) -> list[str]:
+    return [a.name for a in op._schema.arguments]
 
 
 # -- what a view does to the elements --------------------------------------------------------------------------------
-BITS = frozenset(op for op in _views("view") if _has(op, "dtype"))
+BITS = frozenset(op for op in _views("view") if "dtype" in _arguments(op))
 """All elements in their places, as another dtype of the same bits."""
 
 RESHAPES = _views("view", "reshape", "unsqueeze", "squeeze") - BITS
@@ -63,7 +63,7 @@ ALIASES = _views("alias", "detach")
 
 
 # -- what passes ask for ---------------------------------------------------------------------------------------------
-VIEWS_OF_SIZES = frozenset(op for op in RESHAPES if [a.name for a in op._schema.arguments] == ["self", "size"])
+VIEWS_OF_SIZES = frozenset(op for op in RESHAPES if _arguments(op) == ["self", "size"])
 """``view``: a reshape that takes sizes alone, and fails where the strides do not allow it.
 
 AOTAutograd hands over every reshape as one of them, and a dimension of size 1 added or dropped as itself.
