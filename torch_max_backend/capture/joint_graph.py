@@ -183,7 +183,7 @@ def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int)
 
 
 _VIEWS = {operator.getitem, *RESHAPES, *PERMUTES, *CUTS} - {aten.unbind.int}
-"""What a piece is seen through. Whether those of ``unbind`` are better saved as one has not been measured."""
+"""What a piece is seen through. Pieces of ``unbind`` are saved one by one; whether that is better is not measured."""
 
 
 def _views(node: fx.Node) -> list[fx.Node]:
