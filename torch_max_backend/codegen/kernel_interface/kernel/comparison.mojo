@@ -1,0 +1,67 @@
+"""Smaller and larger, signs, kinds of floats."""
+from vectors import *
+from .constants import *
+
+
+@always_inline("nodebug")
+def is_inf[d: DType, w: Int](x: Vec[d, w]) -> Vec[boolean, w]:
+    return eq(float_abs(x), infinity[d, w]())
+
+
+@always_inline("nodebug")
+def is_finite[d: DType, w: Int](x: Vec[d, w]) -> Vec[boolean, w]:
+    return lt(float_abs(x), infinity[d, w]())
+
+
+@always_inline("nodebug")
+def minimum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
+    """The smaller; not a number where one of them is none."""
+    var m = select(lt(a, b), a, b)
+    if is_float(d):
+        return select(is_nan(a), a, m)
+    return m
+
+
+@always_inline("nodebug")
+def maximum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
+    """The larger; not a number where one of them is none."""
+    var m = select(gt(a, b), a, b)
+    if is_float(d):
+        return select(is_nan(a), a, m)
+    return m
+
+
+@always_inline("nodebug")
+def fmin[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
+    """The smaller; the other where one is not a number."""
+    var m = select(lt(a, b), a, b)
+    if is_float(d):
+        return select(is_nan(b), a, m)
+    return m
+
+
+@always_inline("nodebug")
+def fmax[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
+    """The larger; the other where one is not a number."""
+    var m = select(gt(a, b), a, b)
+    if is_float(d):
+        return select(is_nan(b), a, m)
+    return m
+
+
+@always_inline("nodebug")
+def absolute[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
+    if is_float(d):
+        return float_abs(x)
+    elif is_signed(d):
+        return select(lt(x, const[d, w](0)), neg(x), x)
+    else:
+        return x
+
+
+@always_inline("nodebug")
+def sign[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
+    """1, 0 or -1; 0 for what is not a number."""
+    var zero = const[d, w](0)
+    var one = const[d, w](1)
+    return select(gt(x, zero), one, select(lt(x, zero), sub(zero, one), zero))

@@ -1,0 +1,6 @@
+"""Vectors, memory, threads over the compiler's own operations; std_based/vectors has the same names over Mojo's library."""
+from .types import *
+from .arithmetic import *
+from .reductions import *
+from .memory import *
+from .threads import *

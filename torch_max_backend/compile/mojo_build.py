@@ -1,0 +1,108 @@
+"""Shared libraries from Mojo source that is written against the kernel interface.
+
+In: the text of a source that begins with ``from kernel import *``. Out: the bytes of a library. The compiler is the
+program of the package ``mojo-compiler``, run without its Python entry point, which would take longer than the compile.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+from torch_max_backend.base.digests import PACKAGE, digest_files
+from torch_max_backend.base.errors import CompileError
+from torch_max_backend.compile.scratch_folder import ScratchFolder
+
+INTERFACE = PACKAGE / "codegen" / "kernel_interface"
+TIMEOUT_S = 600.0
+
+
+@functools.cache
+def interface_digest() -> str:
+    """Digest of the kernel interface, both its forms: part of the key of every library that is kept."""
+    return digest_files(INTERFACE.rglob("*.mojo"))
+
+
+def build_shared_library(source: str, *, name: str = "kernels", raw: bool = True, contract: bool = True) -> bytes:
+    """Compile ``source`` for this machine's CPU and return the library.
+
+    ``raw`` chooses the interface over the compiler's own operations, which takes tenths of a second; without it, the
+    one over Mojo's standard library, which takes seconds. ``contract`` lets a product and a sum become one rounding.
+
+    Raises:
+        CompileError: With the compiler's text, or with the reason why it could not run.
+    """
+    folder: ScratchFolder | None = None
+    try:
+        folder = ScratchFolder()
+        text, library = folder.path / f"{name}.mojo", folder.path / f"{name}.so"
+        text.write_text(source)
+        command = [str(_compiler()), "build", "--emit", "shared-lib", "--disable-warnings", "-I", str(INTERFACE)]
+        command += [] if raw else ["-I", str(INTERFACE / "std_based")]
+        command += [] if contract else ["--fp-mode", "contract=off"]
+        command += [str(text), "-o", str(library)]
+        done = subprocess.run(
+            command,
+            cwd=folder.path,
+            env=_environment(raw),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode < 0:
+            raise CompileError(f"Mojo's compiler was stopped by signal {-done.returncode}.\n{_said(done)}")
+        if done.returncode or not library.exists():
+            raise CompileError(f"Mojo's compiler refused a generated kernel.\n{_said(done)}")
+        return library.read_bytes()
+    except subprocess.TimeoutExpired:
+        raise CompileError(f"Mojo's compiler did not finish within {TIMEOUT_S:.0f} s.") from None
+    except OSError as error:
+        raise CompileError(f"Mojo's compiler could not run: {error}.") from error
+    finally:
+        if folder is not None:
+            folder.delete()
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    """What the compiler printed, without the addresses of a crash."""
+    lines = (done.stderr + done.stdout).strip().splitlines()
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+
+
+@functools.cache
+def _modular_folder() -> Path:
+    """The folder that holds ``bin/mojo`` and ``lib/mojo``: ``modular`` beside the Python package, or the environment."""
+    spec = importlib.util.find_spec("mojo")
+    if spec is None or not spec.submodule_search_locations:
+        raise CompileError("Mojo's compiler is missing: the package mojo-compiler, which max brings, is not installed.")
+    packages = Path(next(iter(spec.submodule_search_locations))).parent
+    candidates = (packages / "modular", packages.parent.parent.parent)
+    for folder in candidates:
+        if (folder / "lib" / "mojo").is_dir():
+            return folder
+    raise CompileError(f"Mojo's compiler is missing: neither {candidates[0]} nor {candidates[1]} holds lib/mojo.")
+
+
+def _compiler() -> Path:
+    compiler = _modular_folder() / "bin" / "mojo"
+    if not compiler.is_file():
+        raise CompileError(f"Mojo's compiler is missing: {compiler} does not exist.")
+    return compiler
+
+
+def _environment(raw: bool) -> dict[str, str]:
+    """The environment that Mojo's Python entry point makes, with the folder of the interface's standard library."""
+    folder = _modular_folder()
+    return os.environ | {
+        "MODULAR_MAX_PACKAGE_ROOT": str(folder),
+        "MODULAR_MOJO_MAX_PACKAGE_ROOT": str(folder),
+        "MODULAR_MOJO_MAX_DRIVER_PATH": str(folder / "bin" / "mojo"),
+        "MODULAR_MOJO_MAX_IMPORT_PATH": str(INTERFACE / "raw" if raw else folder / "lib" / "mojo"),
+        "MODULAR_TELEMETRY_ENABLED": "0",
+    }
