@@ -84,6 +84,9 @@ class Program:
         return any(self.temporary.glob(f"{PREFIX}*/module.mlirbc")) and len(self.processes()) >= 2
 
 
+pytestmark = pytest.mark.own_processes
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
     program = Program(tmp_path)

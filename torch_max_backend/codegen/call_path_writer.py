@@ -29,25 +29,14 @@ from torch_max_backend.capture.joint_graph import SAVED_FROM
 from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
 from torch_max_backend.partition.index_checks import IndexChecks, index_checks
-from torch_max_backend.partition.partitioner import Plan
+from torch_max_backend.partition.partitioner import VIEW_NAMES, Plan
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.call_path import CallSpec
 from torch_max_backend.runtime.region_call import RegionSpec
 
 MOVEMENT = frozenset(
     [
-        "view",
-        "_unsafe_view",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "alias",
-        "detach",
+        *VIEW_NAMES,
         "clone",
         "_to_copy",
         "copy",

@@ -27,23 +27,11 @@ from torch_max_backend.partition.island import Island
 from torch_max_backend.partition.optimizer_updates import Update, take_updates
 from torch_max_backend.partition.region import Port, Region
 
-VIEWS = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in [
-        "view",
-        "_unsafe_view",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "alias",
-        "detach",
-    ]
+VIEW_NAMES = (
+    *("view", "_unsafe_view", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice", "select"),
+    *("alias", "detach"),
 )
+VIEWS = frozenset(getattr(torch.ops.aten, name) for name in VIEW_NAMES)
 
 
 @dataclass
