@@ -12,9 +12,39 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.support import all_to_torch
 from tests.support.processes import Processes
+from tests.support.selection import selection
 from torch_max_backend import get_accelerators
 from torch_max_backend.partition.partitioner import Plan, _Cut
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--hand-all-to-torch", action="store_true", help="torch runs every op: tests of lowerings fail")
+    parser.addoption("--all-ops", action="store_true", help="all op cases, and not those alone that a change concerns")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hand-all-to-torch"):
+        all_to_torch.install()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say which op cases there are: ``-q`` leaves pytest's own header out."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and not hasattr(session.config, "workerinput"):
+        told = "all" if session.config.getoption("--all-ops") else selection().told
+        terminal.write_line(f"op cases: {told}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where torch runs every op, a test must fail, or say by a marker why it holds all the same."""
+    for item in items:
+        marks = list(item.iter_markers("any_runner"))
+        if any(not (m.args and isinstance(m.args[0], str)) for m in marks):
+            raise pytest.UsageError(f"{item.nodeid}: any_runner wants the reason as a text")
+        if not marks and config.getoption("--hand-all-to-torch"):
+            item.add_marker(pytest.mark.xfail(strict=True, reason="torch runs every op"))
 
 
 @pytest.fixture(autouse=True)

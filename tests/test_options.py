@@ -24,6 +24,8 @@ from torch_max_backend.options import (
     table,
 )
 
+pytestmark = pytest.mark.any_runner("options are read before there is a graph")
+
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:

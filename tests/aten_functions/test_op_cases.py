@@ -6,12 +6,15 @@ ran instead is a failure.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from tests.support.case_tables import case_tables
 from tests.support.cases import Case
 from tests.support.chunks import CHUNK, prepared
 from tests.support.harness import check
+from tests.support.selection import selection
 
 CORE = {
     "activations": "gelus_f32",
@@ -46,8 +49,7 @@ CORE = {
     "views": "strided_scatter",
     "volumes": "samples_odd",
 }
-"""The case of each family that the ordinary test run has: one that compiles quickly, and that every supported torch
-has. The rest are marked ``full``: compiling all of them from an empty cache takes over an hour on two cores."""
+"""The case of each family that every test run has: one that compiles quickly, and that every supported torch has."""
 
 
 def _chunks(prefix: str, cases: list[tuple[str, Case]], *marks: pytest.MarkDecorator) -> list:  # type: ignore[type-arg]
@@ -63,18 +65,26 @@ def _chunks(prefix: str, cases: list[tuple[str, Case]], *marks: pytest.MarkDecor
     return found
 
 
-def _parameters() -> list:  # type: ignore[type-arg]
-    core, rest = [], []
+def _parameters(chosen: Collection[str], all_ops: bool) -> list:  # type: ignore[type-arg]
+    core, picked, rest = [], [], []
+    marks = [] if all_ops else [pytest.mark.full]
     for family, cases in case_tables().items():
         names = [c.name for c in cases]
         assert len(set(names)) == len(names), f"two cases of one name in {family}"
         assert CORE.get(family) in names, f"CORE names no case of {family}"
         core += [(family, c) for c in cases if c.name == CORE[family]]
-        rest += _chunks(family, [(family, c) for c in cases if c.name != CORE[family]], pytest.mark.full)
-    return [*_chunks("core", core), *rest]
+        others = [c for c in cases if c.name != CORE[family]]
+        picked += [(family, c) for c in others if f"{family}-{c.name}" in chosen]
+        rest += _chunks(family, [(family, c) for c in others if f"{family}-{c.name}" not in chosen], *marks)
+    return [*_chunks("core", core), *_chunks("chosen", picked), *rest]
 
 
-@pytest.mark.parametrize(("chunk", "cases", "case"), _parameters())
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The core, what ``tests/support/selection.py`` chooses, and the rest, which is marked ``full``."""
+    all_ops = metafunc.config.getoption("--all-ops")
+    metafunc.parametrize(("chunk", "cases", "case"), _parameters(() if all_ops else selection().cases, all_ops))
+
+
 def test_op(chunk: str, cases: list[Case], case: Case) -> None:
     failed = prepared(chunk, cases)
     assert id(case) not in failed, failed[id(case)]

@@ -23,6 +23,8 @@ from benchmarks.verdict import compare, geometric_mean, judge, verdict
 from benchmarks.work import build
 from benchmarks.workers import Worker, WorkerFailed, side_by_side
 
+pytestmark = pytest.mark.any_runner("the benchmarks' own arithmetic, with eager as the contender")
+
 TINY = {
     **{what: {"rows": 6, "n": 5} for what in ops.OPS},
     "linear": {"m": 4, "k": 3, "n": 5, "layout": "kn", "bias": True, "weights": "fixed"},

@@ -14,6 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_max_backend.capture.constant_folding import LARGEST_CONSTANT, fold_constants
 from torch_max_backend.lowering.constant_ops import fold_constant_ops
 
+pytestmark = pytest.mark.any_runner("graph passes, and lowerings that are called by the test itself")
+
 aten = torch.ops.aten
 CPU = DeviceRef.CPU()
 

@@ -10,6 +10,8 @@ from torch._ops import OpOverload
 
 from torch_max_backend.capture.foreach_ops import foreach_decompositions
 
+pytestmark = pytest.mark.any_runner("decompositions, which come before the partition")
+
 RULES = dict(foreach_decompositions())
 SHAPES = [(2, 2), (3, 3), (1, 1)]
 

@@ -22,6 +22,8 @@ from torch_max_backend.base.target import Machine
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.joint_graph import drop_aliases, partition
 
+pytestmark = pytest.mark.any_runner("a graph pass, which comes before the partition")
+
 aten = torch.ops.aten
 F = torch.nn.functional
 Function = Callable[..., torch.Tensor]

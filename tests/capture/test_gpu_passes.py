@@ -66,6 +66,7 @@ def interleaved(x: torch.Tensor, repeats: int) -> torch.Tensor:
     return x[:, None].expand(batch, repeats, groups, length, size).reshape(batch, groups * repeats, length, size)
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 @pytest.mark.parametrize(("copies", "is_shared"), [(repeated, True), (interleaved, False)])
 def test_heads_that_are_copied_for_groups(copies: Callable[[torch.Tensor, int], torch.Tensor], is_shared: bool) -> None:
     gm = traced(lambda q, k, v: (q, copies(k, 4), copies(v, 4)), (2, 8, SIZE, 16), *[(2, 2, SIZE, 16)] * 2)
@@ -81,6 +82,7 @@ def test_heads_that_are_copied_for_groups(copies: Callable[[torch.Tensor, int], 
     assert len(gm.graph.nodes) == (before - 8 if is_shared else before)
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 @pytest.mark.filterwarnings("error:erase_node")
 def test_heads_that_are_keys_and_values_at_once() -> None:
     gm = traced(lambda q, k: (q, repeated(k, 4)), (2, 8, SIZE, 16), (2, 2, SIZE, 16))
@@ -98,16 +100,19 @@ def positions() -> torch.Tensor:
     return torch.arange(SIZE, device="cuda").expand(2, SIZE)
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 def test_a_triangle_becomes_is_causal() -> None:
     node = attention(lambda: positions()[:, None, None, :] <= positions()[:, None, :, None])
     assert node.args[3] is None and node.args[6] is True
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 def test_a_mask_that_hides_nothing_goes_away() -> None:
     node = attention(lambda: positions()[:, None, None, :] >= 0)
     assert node.args[3] is None and node.args[6] is False
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 def test_masks_that_torch_makes_of_booleans_count() -> None:
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         shown = torch.ones(5, 5, dtype=torch.bool).tril()
@@ -115,6 +120,7 @@ def test_masks_that_torch_makes_of_booleans_count() -> None:
         assert kind_of(torch.where(shown, 0.0, -65504.0).to(torch.bfloat16)) == "triangle"
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 @pytest.mark.parametrize("window", [2, 3])
 def test_other_masks_stay(window: int) -> None:
     def banded() -> torch.Tensor:
@@ -124,6 +130,7 @@ def test_other_masks_stay(window: int) -> None:
     assert isinstance(attention(banded).args[3], fx.Node)
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 def test_kinds_of_masks() -> None:
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         hidden = torch.full((1, 5, 5), float("-inf")).triu(1)
@@ -139,6 +146,7 @@ def _written_out(x: torch.Tensor, cubic: float = 0.044715) -> torch.Tensor:
     return 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + cubic * torch.pow(x, 3.0))))
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 def test_a_written_out_gelu_is_recognized() -> None:
     gm = traced(lambda x: _written_out(x), (4, 4))
     recognize_gelu(gm)
@@ -146,6 +154,7 @@ def test_a_written_out_gelu_is_recognized() -> None:
     assert node.target is aten.gelu.default and node.kwargs == {"approximate": "tanh"}
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 def test_what_only_resembles_gelu_stays() -> None:
     def shared(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         inner = torch.tanh(0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0)))
@@ -333,6 +342,7 @@ def test_copies_that_differ_in_nothing_go_away() -> None:
     assert "tmb_add_norm" in lowered(dropped, (SIZE, 32), (32, 64), (SIZE, 64))
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 def test_other_copies_stay() -> None:
     def copies(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x * 2
@@ -356,6 +366,7 @@ def test_products_of_integers_are_refused() -> None:
         prebuild.regions_of(run, "cuda")
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 def test_positions_that_are_repeated_fold() -> None:
     def masked(x: torch.Tensor) -> torch.Tensor:
         return x.masked_fill(positions()[:, :, None] < positions()[:, None, :], 0.0)
@@ -478,6 +489,7 @@ def test_extremes_of_rows_by_one_kernel(shape: tuple[int, int], is_one: bool) ->
     assert "tmb_row_extreme" not in lowered(lambda x: x.argmax(0), shape)
 
 
+@pytest.mark.any_runner("a capability check")
 def test_modes_are_taken_on_a_cpu_alone() -> None:
     lowering = aten_functions.get(aten.mode.default)
     assert lowering is not None

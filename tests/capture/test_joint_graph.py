@@ -22,6 +22,8 @@ from torch_max_backend.capture.joint_graph import (
 )
 from torch_max_backend.capture.user_controlled_ops import left_to_torch
 
+pytestmark = pytest.mark.any_runner("graph passes, which come before the partition")
+
 aten = torch.ops.aten
 F = torch.nn.functional
 

@@ -32,6 +32,7 @@ from torch_max_backend.base.errors import (
 from torch_max_backend.compile.compiler import put_off, store_for
 from torch_max_backend.diagnostics import report
 from torch_max_backend.options import resolve
+from torch_max_backend.partition.partitioner import Plan
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.xdist_group("compiler")
@@ -48,6 +49,11 @@ def root_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return error
+
+
+def regions_and_islands() -> list[tuple[int, list[str]]]:
+    """Of every graph that was compiled since the reports were cleared: how many regions, and which ops torch ran."""
+    return [(r.stats.regions, [i.op for i in r.islands]) for r in reports()]
 
 
 def simple(x: torch.Tensor) -> torch.Tensor:
@@ -73,6 +79,7 @@ _compiled_before: list[bool] = []
 
 
 # -- the front door ------------------------------------------------------------------------------------------------
+@pytest.mark.any_runner("the entry point")
 def test_found_by_name_without_import() -> None:
     code = (
         "import torch, sys; from torch._dynamo.backends.registry import list_backends, lookup_backend;"
@@ -87,20 +94,25 @@ def test_found_by_name_without_import() -> None:
 def test_modes(mode: str) -> None:
     x = torch.randn(3, 4)
     torch._dynamo.reset()
+    report.clear()
     torch.testing.assert_close(torch.compile(simple, backend="max_backend", mode=mode)(x), simple(x))
+    assert regions_and_islands() == [(1, [])]
 
 
+@pytest.mark.any_runner("refused before there is a graph")
 def test_unknown_option_names_the_nearest() -> None:
     with pytest.raises(Exception, match="did you mean 'fallback'") as caught:
         compiled(simple, falback="error")(torch.randn(3))
     assert isinstance(root_cause(caught.value), OptionError)
 
 
+@pytest.mark.any_runner("refused before there is a graph")
 def test_meta_tensors_are_refused() -> None:
     with pytest.raises(Exception, match="device 'meta' is not supported by max_backend"):
         compiled(simple)(torch.randn(3, 4, device="meta"))
 
 
+@pytest.mark.any_runner("refused before there is a graph")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_missing_gpu_is_named() -> None:
     from torch_max_backend.runtime.session import check_device
@@ -109,6 +121,7 @@ def test_missing_gpu_is_named() -> None:
         check_device(torch.device("cuda", 0))
 
 
+@pytest.mark.any_runner("environment variables")
 @pytest.mark.parametrize(
     ("comes_first", "option", "share"),
     [
@@ -176,16 +189,16 @@ def test_strict_mode_names_op_reason_and_line() -> None:
     assert re.search(r"test_compiler\.py:\d+", text)
 
 
-def test_small_regions_join_the_island() -> None:
+def test_small_regions_join_the_island(plans: list[Plan]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.qr(x + 1).Q * 2
 
     x = torch.randn(3, 3)
-    report.clear()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), put_off():  # how many regions there are does not depend on the compiler
         warnings.simplefilter("ignore")
-        torch.testing.assert_close(compiled(function, min_block_size=4)(x), function(x))
-    assert reports()[0].stats.regions == 0
+        for least in (1, 4):
+            torch.testing.assert_close(compiled(function, min_block_size=least)(x), function(x))
+    assert [len(plan.regions) for plan in plans] == [2, 0]
 
 
 def test_torch_executed_ops() -> None:
@@ -204,6 +217,7 @@ def rows_of_a_norm(x: torch.Tensor) -> torch.Tensor:
     return y.transpose(1, 2).reshape(48, 64) * 2
 
 
+@pytest.mark.any_runner("torch runs these ops by request, or while they are compiled")
 @pytest.mark.parametrize("while_compiling", [False, True])
 def test_torch_may_give_strides_that_were_not_traced(while_compiling: bool) -> None:
     x = torch.randn(6, 8, 64)
@@ -235,24 +249,29 @@ def test_data_dependent_sizes() -> None:
     x = torch.randn(20)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        report.clear()
         run = compiled(function, min_block_size=1)
         torch.testing.assert_close(run(x), function(x))
         torch.testing.assert_close(run(x.abs() + 1), function(x.abs() + 1))
+    assert regions_and_islands() == [(2, ["aten.index.Tensor"])]
 
 
 def test_a_slice_of_a_size_that_data_decide_stays_with_torch() -> None:
     def function(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.tensor_split(x, places)
+        return torch.tensor_split(x * 2, places)
 
     x = torch.randn(10, 3)
-    with warnings.catch_warnings():
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run = compiled(function)
+        report.clear()
+        run = compiled(function, min_block_size=1)
         for places in (torch.tensor([2, 5]), torch.tensor([4, 4])):
             for given, wanted in zip(run(x, places), function(x, places), strict=True):
                 torch.testing.assert_close(given, wanted)
+    assert regions_and_islands() == [(1, ["aten.slice.Tensor"] * 3)]
 
 
+@pytest.mark.any_runner("MAX has no complex numbers")
 def test_outputs_with_a_lazy_conjugate() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         spectrum = torch.fft.fft(x)
@@ -318,8 +337,10 @@ def test_a_size_of_which_a_region_sees_only_a_part() -> None:
     x = torch.randn(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        report.clear()
         for number in (4, 6):
             torch.testing.assert_close(run(number, x), function(number, x))
+    assert regions_and_islands() == [(1, ["aten.sin.default"])]
 
 
 def test_a_repeated_value_between_regions() -> None:
@@ -330,8 +351,10 @@ def test_a_repeated_value_between_regions() -> None:
     x = torch.randn(2, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        report.clear()
         given = compiled(function, torch_executed_ops=["aten.sin.default"], min_block_size=1)(x)
     torch.testing.assert_close(given, function(x))
+    assert regions_and_islands() == [(2, ["aten.sin.default"])]
 
 
 def test_random_ops_equal_eager() -> None:
@@ -473,6 +496,7 @@ def test_user_lowering_of_a_composite_op() -> None:
         aten_functions.lowerings = original
 
 
+@pytest.mark.any_runner("what registering refuses")
 def test_a_lowering_of_a_composite_view_is_warned_of() -> None:
     original = aten_functions.lowerings.copy()
     try:
@@ -482,6 +506,7 @@ def test_a_lowering_of_a_composite_view_is_warned_of() -> None:
         aten_functions.lowerings = original
 
 
+@pytest.mark.any_runner("what registering refuses")
 def test_registration_errors() -> None:
     with pytest.raises(RegistrationError, match="expects an op such as"):
         map_to(torch.add)(lambda self, other: self)  # type: ignore[arg-type]
@@ -555,12 +580,12 @@ def test_module_with_buffers_and_moving_weights() -> None:
 def test_training_step() -> None:
     eager, given = (nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)) for _ in range(2))
     given.load_state_dict(eager.state_dict())
+    report.clear()
     run = compiled(given)
     x = torch.randn(4, 8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for model in (eager, run):
-            model(x).square().mean().backward()
+    for model in (eager, run):
+        model(x).square().mean().backward()
+    assert regions_and_islands() == [(1, []), (1, [])]  # forward and backward
     for a, b in zip(given.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
 
@@ -589,6 +614,7 @@ def test_threads() -> None:
     assert not wrong
 
 
+@pytest.mark.any_runner("classes of errors")
 def test_errors_are_one_tree() -> None:
     assert issubclass(UnsupportedOpError, MaxBackendError)
     assert issubclass(OptionError, MaxBackendError)

@@ -46,6 +46,7 @@ def digest_after_edit(module: str, ops: frozenset[str], package: Path) -> str:
         file.write_text(before)
 
 
+@pytest.mark.any_runner("digests of modules, without a graph")
 @pytest.mark.parametrize("ops", [ADD, SOFTMAX, CONVOLUTION], ids=["add", "softmax", "convolution"])
 def test_an_edit_changes_the_key_exactly_if_the_module_lowers_the_region(ops: frozenset[str], copy: Path) -> None:
     key.lowering_digest.cache_clear()
@@ -56,6 +57,7 @@ def test_an_edit_changes_the_key_exactly_if_the_module_lowers_the_region(ops: fr
     assert noticed != set(EVERY)
 
 
+@pytest.mark.any_runner("digests of modules, without a graph")
 @pytest.mark.parametrize(
     "module",
     [
@@ -74,12 +76,14 @@ def test_what_every_region_passes_through_is_covered(module: str) -> None:
     assert f"torch_max_backend.{module}" in import_closure({*key._ROOTS, *ADD})
 
 
+@pytest.mark.any_runner("digests of modules, without a graph")
 def test_another_family_is_not_covered() -> None:
     closure = import_closure({*key._ROOTS, *ADD})
     assert "torch_max_backend.aten_functions.special.bessel" not in closure
     assert "torch_max_backend.frontend.pipeline" not in closure
 
 
+@pytest.mark.any_runner("a digest of files")
 def test_a_file_that_moves_to_another_folder_changes_the_digest(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

@@ -135,8 +135,11 @@ def test_one_worker_or_symbolic_sizes_leave_a_backward_for_later(
     dynamic: bool,
     early_ones: int,
 ) -> None:
+    asked = list[Future[Any]]()
+
     def submit(self: worker_pool.CompilePool, *job: Any) -> Future[Any]:
         future: Future[Any] = Future()
+        asked.append(future)
         future.set_exception(CompileError("none today"))
         return future
 
@@ -145,6 +148,7 @@ def test_one_worker_or_symbolic_sizes_leave_a_backward_for_later(
     function = torch.compile(loss, backend="max_backend", options=options, dynamic=dynamic)
     torch.testing.assert_close(gradients(function), gradients(loss))
     assert len(compiles) == early_ones
+    assert len(asked) == 2  # forward and backward, when they were called
 
 
 class Unknown(torch.autograd.Function):

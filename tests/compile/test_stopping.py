@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.all_to_torch import patience
 from torch_max_backend.compile.cache.store import FORMAT, Store
 from torch_max_backend.compile.scratch_folder import PREFIX, ScratchFolder, remove_abandoned
 
@@ -83,6 +84,9 @@ class Program:
         return any(self.temporary.glob(f"{PREFIX}*/module.mlirbc")) and len(self.processes()) >= 2
 
 
+pytestmark = pytest.mark.own_processes
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
     program = Program(tmp_path)
@@ -108,7 +112,7 @@ def test_a_stopped_program(program: Program, stop: signal.Signals, compile: str)
     running = program.start(PROGRAM + WAIT, compile)
     if compile == "background":  # an interrupt before that may end up in torch
         assert running.stdout is not None and running.stdout.readline() == "waiting\n"
-    program.wait_until(program.is_compiling, 200)
+    program.wait_until(program.is_compiling, patience(200))
     running.send_signal(stop)
     _, errors = running.communicate(timeout=60)
     assert running.returncode != 0
@@ -164,6 +168,7 @@ def test_a_forked_child_leaves_its_parents_files_alone(program: Program) -> None
     assert running.returncode == 0, errors
 
 
+@pytest.mark.any_runner("nothing is compiled")
 def test_folders_of_ended_processes_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mine = ScratchFolder()

@@ -19,6 +19,8 @@ from torch_max_backend.cli import app
 from torch_max_backend.compile.cache.bundle import export_bundle, import_bundle
 from torch_max_backend.compile.cache.store import FORMAT, Store, default_folder
 
+pytestmark = pytest.mark.any_runner("the store takes bytes from whomever")
+
 KEY, OTHER = "ab" * 32, "cd" * 32
 BLOB = bytes(range(256)) * 16
 

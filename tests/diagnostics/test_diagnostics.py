@@ -30,6 +30,7 @@ def told(log: pytest.LogCaptureFixture) -> list[str]:
 
 
 # -- the recompile limit -------------------------------------------------------------------------------------------
+@pytest.mark.any_runner("Dynamo's limit, which no backend sees")
 def test_the_recompile_limit_is_told_once_with_the_guard(log: pytest.LogCaptureFixture) -> None:
     def lengthened(x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1
@@ -52,6 +53,7 @@ def test_the_recompile_limit_is_told_once_with_the_guard(log: pytest.LogCaptureF
     assert "dynamic=True" in message
 
 
+@pytest.mark.any_runner("Dynamo's limit, which no backend sees")
 def test_a_torch_that_words_it_differently_is_not_understood(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +70,7 @@ def test_a_torch_that_words_it_differently_is_not_understood(
 
 
 # -- how long it may take ------------------------------------------------------------------------------------------
+@pytest.mark.any_runner("an estimate, and how it is shown")
 def test_an_estimate_is_scaled_by_earlier_compiles() -> None:
     rule = FIXED_S + 4 * PER_KIND_S
     assert about_seconds([], 4, "") == rule
@@ -77,6 +80,7 @@ def test_an_estimate_is_scaled_by_earlier_compiles() -> None:
     assert about_seconds([*twice, {"seconds": 500.0, "kinds": 1, "api": ""}], 4, "") == pytest.approx(2 * rule)
 
 
+@pytest.mark.any_runner("an estimate, and how it is shown")
 def test_elsewhere_than_on_a_terminal_there_are_log_lines(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +100,7 @@ def test_elsewhere_than_on_a_terminal_there_are_log_lines(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.any_runner("an estimate, and how it is shown")
 def test_a_terminal_shows_the_estimate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     class Terminal:
         def isatty(self) -> bool:

@@ -82,6 +82,7 @@ def test_python_runs(page: str, folder: Path) -> None:
 
 
 # -- Mojo ----------------------------------------------------------------------------------------------------------
+@pytest.mark.any_runner("Mojo's compiler")
 @group
 @pytest.mark.parametrize("page", [p for p in WITH_CODE if blocks(p, "mojo")])
 def test_mojo_compiles(page: str, tmp_path: Path) -> None:
@@ -95,6 +96,7 @@ def test_mojo_compiles(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.any_runner("Mojo's compiler")
 def test_mojo_blocks_that_are_wrong_do_not_pass(tmp_path: Path) -> None:
     package = tmp_path / "broken"
     package.mkdir()
@@ -141,6 +143,7 @@ def quoted_paths(text: str) -> Iterator[str]:
             yield target.split("#")[0]
 
 
+@pytest.mark.any_runner("texts")
 @pytest.mark.parametrize("page", PAGES)
 def test_named_paths_exist(page: str) -> None:
     file = ROOT / page
@@ -148,6 +151,7 @@ def test_named_paths_exist(page: str) -> None:
     assert not missing
 
 
+@pytest.mark.any_runner("texts")
 def test_missing_paths_are_noticed() -> None:
     text = (
         "See `tests/nothing.py`, `tests/<name>.py`, `a/b`, `aten.add`, [here](nowhere.md) and ![x](https://y.z/w.md)."
@@ -158,16 +162,19 @@ def test_missing_paths_are_noticed() -> None:
 
 
 # -- the rest ------------------------------------------------------------------------------------------------------
+@pytest.mark.any_runner("texts")
 def test_options_table_is_current() -> None:
     text = (ROOT / "README.md").read_text()
     assert with_options(text) == text, "run: python -m torch_max_backend.diagnostics.docs --write"
 
 
+@pytest.mark.any_runner("texts")
 def test_the_two_commands_come_first() -> None:
     first = blocks("README.md", "sh")[0]
     assert first.splitlines() == ["uv run torch-max-backend demo", "uv run pytest"]
 
 
+@pytest.mark.any_runner("texts")
 @pytest.mark.parametrize("skill", SKILLS, ids=lambda p: p.parent.name)
 def test_skills_have_front_matter(skill: Path) -> None:
     head = re.match(r"---\nname: (.+)\ndescription: (.+)\n---\n", skill.read_text())
@@ -175,6 +182,7 @@ def test_skills_have_front_matter(skill: Path) -> None:
     assert head[1] == skill.parent.name
 
 
+@pytest.mark.any_runner("signatures")
 def test_lowerings_use_the_names_of_the_schema() -> None:
     wrong = [
         f"{low.overload}: {missing_names(low.overload, low.function)}"

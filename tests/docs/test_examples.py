@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.any_runner("the examples' comparison with eager, on runs of eager")
+
 FILE = Path(__file__).resolve().parents[2] / "examples" / "training.py"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.processes import Processes
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.own_processes]
 
 PRELUDE = """
 import json, sys
@@ -124,6 +124,7 @@ def test_what_cannot_be_saved(run: Run, tmp_path: Path) -> None:
     assert "SavedFunctionError: the artifact of region" in errors and "is that folder writable?" in errors
 
 
+@pytest.mark.any_runner("an error of torch's")
 def test_saving_needs_torchs_cache(run: Run) -> None:
     off = "import torch\ntorch.compiler.config.force_disable_caches = True\n"
     errors = run(off + SAVE)[1]

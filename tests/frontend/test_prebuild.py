@@ -67,6 +67,7 @@ def cache(*arguments: str) -> tuple[int, str]:
 
 
 # -- whose key it is -----------------------------------------------------------------------------------------------
+@pytest.mark.any_runner("names of machines")
 @pytest.mark.parametrize(
     ("text", "api", "arch"),
     [("cpu", "", ""), ("cuda:sm_90a", "cuda", "sm_90a"), ("hip:gfx942", "hip", "gfx942")],
@@ -77,12 +78,14 @@ def test_a_machine_is_named_by_api_and_architecture(text: str, api: str, arch: s
     assert machine.device == ("cuda" if api else "cpu")
 
 
+@pytest.mark.any_runner("names of machines")
 @pytest.mark.parametrize("text", ["cuda", "cuda:0", "tpu:v5", "sm_90a", ""])
 def test_other_names_are_refused(text: str) -> None:
     with pytest.raises(EnvironmentUnsupportedError, match="cuda:sm_90a"):
         Machine.parse(text)
 
 
+@pytest.mark.any_runner("names of machines")
 def test_the_target_is_that_of_a_machine_with_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gpu:
         api, architecture_name = "cuda", "sm_90a"
@@ -122,6 +125,7 @@ def test_attention_is_laid_out_as_on_a_gpu(store: Store, dtype: torch.dtype) -> 
     assert ("aten.clone" in job.region.text) == (dtype == torch.float64)
 
 
+@pytest.mark.any_runner("a fake tensor's strides")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch asks the GPU that is here")
 @pytest.mark.parametrize("last", ["image", "filter", "neither", "image, float64"])
 def test_convolutions_are_laid_out_as_on_a_gpu(last: str) -> None:
@@ -195,6 +199,7 @@ def test_explain_names_what_differs_and_compiles_nothing(program: str, store: St
     assert job.key[:12] in text
 
 
+@pytest.mark.any_runner("nothing gets to the partition")
 def test_a_function_that_raises_or_compiles_nothing_is_told(program: str, store: Store) -> None:
     code, text = cache("prebuild", f"{program}:broken", "--device", "cpu")
     assert code == 1 and "not today" in text

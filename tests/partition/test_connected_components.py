@@ -62,6 +62,7 @@ def test_random_numbers_do_not_split_a_region(plans: list[Plan]) -> None:
     assert [len(plan.regions) for plan in plans] == [1, 1]
 
 
+@pytest.mark.any_runner("a graph pass, which comes before the partition")
 def test_a_lowering_of_dropout_is_left_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     dropout = torch.ops.aten.native_dropout.default
     graph = torch.fx.Graph()

@@ -157,6 +157,7 @@ def test_a_lowering_of_the_user_is_called() -> None:
     assert all(region.updates for region in last_plan(adam, *inputs).regions)
 
 
+@pytest.mark.any_runner("writes that torch does")
 def test_small_writes_are_done_together() -> None:
     """What is computed by dtype; but first, by itself and in turn, what lies in inputs, which are written as well."""
 

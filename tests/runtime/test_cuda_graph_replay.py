@@ -21,6 +21,8 @@ from torch_max_backend.runtime.cuda_graphs.replay import Replayed, with_replay
 from torch_max_backend.runtime.region_call import RegionSpec
 from torch_max_backend.runtime.tensor_interop import to_buffer, to_tensor
 
+pytestmark = pytest.mark.any_runner("regions and models are stand-ins")
+
 Function = Callable[..., Sequence[torch.Tensor]]
 
 

@@ -49,12 +49,14 @@ def found_by_kernel(report: torch.Tensor, site: int, index: int, size: int) -> N
     (ctypes.c_int64 * 5).from_address(words[3])[:] = [1, words[1], site, index, size]
 
 
+@pytest.mark.any_runner("regions and kernels are stand-ins")
 def test_nothing_reported_raises_nothing(reports: DeviceReports) -> None:
     reports.report_for((FIRST,))
     raise_reported()
     reports.raise_found()  # another thread was faster
 
 
+@pytest.mark.any_runner("regions and kernels are stand-ins")
 def test_the_first_index_is_raised_once_and_the_next_after_it(reports: DeviceReports) -> None:
     one, two = reports.report_for((FIRST,)), reports.report_for((FIRST, SECOND))
     found_by_kernel(two, 1, -7, 4)
@@ -72,6 +74,7 @@ def test_the_first_index_is_raised_once_and_the_next_after_it(reports: DeviceRep
     synchronize()
 
 
+@pytest.mark.any_runner("regions and kernels are stand-ins")
 def test_equal_sites_share_a_report(reports: DeviceReports) -> None:
     first = reports.report_for((FIRST,))
     gc.collect()
@@ -80,6 +83,7 @@ def test_equal_sites_share_a_report(reports: DeviceReports) -> None:
     assert reports.report_for((SECOND,)) is not first
 
 
+@pytest.mark.any_runner("regions and kernels are stand-ins")
 def test_a_call_path_raises_when_it_begins_and_when_it_ends(reports: DeviceReports) -> None:
     report = reports.report_for((FIRST,))
     source = "def call(args):\n    raise_reported()\n    k(args[0])\n    raise_reported()\n    return ()\n"
@@ -108,6 +112,7 @@ class Listing(Model):
         return []
 
 
+@pytest.mark.any_runner("regions and kernels are stand-ins")
 @pytest.mark.parametrize("sizes", [(), (3, 4)])
 def test_a_region_hands_its_report_over_behind_all_else(reports: DeviceReports, sizes: tuple[int, ...]) -> None:
     spec = RegionSpec((None,), frozenset(), frozenset(), (), len(sizes), (), sites=(FIRST,), reporting=(0,))
@@ -119,6 +124,7 @@ def test_a_region_hands_its_report_over_behind_all_else(reports: DeviceReports, 
         assert model.given[-1].item() == reports.report_for((FIRST,)).item()
 
 
+@pytest.mark.any_runner("regions and kernels are stand-ins")
 def test_sites_are_saved_with_the_call_path() -> None:
     spec = RegionSpec((), frozenset(), frozenset(), (), 0, (0,), sites=(FIRST, SECOND), reporting=(0,))
     saved = CallSpec("def call(args): pass", (spec,)).dumps()

@@ -41,6 +41,7 @@ def share_memory(results: list[torch.Tensor], inputs: list[torch.Tensor]) -> boo
     return False
 
 
+@pytest.mark.any_runner("arithmetic on addresses")
 def test_what_overlaps_is_found() -> None:
     memory, draw = torch.zeros(60, dtype=torch.uint8), random.Random(0)
 
@@ -64,6 +65,7 @@ def test_what_overlaps_is_found() -> None:
     assert len(counts) > 3
 
 
+@pytest.mark.any_runner("arithmetic on addresses")
 def test_only_what_is_chosen_is_copied() -> None:
     x = torch.zeros(8)
     results = [x[:4], x[4:], torch.zeros(3)]
@@ -72,6 +74,7 @@ def test_only_what_is_chosen_is_copied() -> None:
     assert overlapping([x[:4], x[2:]], [], [0]) == [0]
 
 
+@pytest.mark.any_runner("the model is a stand-in")
 def test_a_result_in_an_inputs_memory_is_copied_in_every_call() -> None:
     spec = RegionSpec((None, None), frozenset({0}), frozenset(), (), 0, ())
     call = RegionCall(spec, Lending(lambda w, x: [x.view(-1), w[:2], x + 1]))
@@ -103,6 +106,7 @@ def test_results_that_only_move_an_inputs_data_are_looked_at(
     assert region_spec(region, frozenset()).may_alias == expected
 
 
+@pytest.mark.any_runner("the model is a stand-in")
 def test_updates_on_a_cpu_get_one_table() -> None:
     """Addresses and sizes, of what is written back where it is not contiguous, and of what moves in every call."""
     spec = RegionSpec((None, (1, 0), None), frozenset({0, 1}), frozenset({1}), (), 0, (), True, 0, flat=True)

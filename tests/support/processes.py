@@ -36,9 +36,13 @@ class Processes:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"},
+            env={**os.environ, "PYTHONPATH": self._path(), "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"},
             text=True,
         )
+
+    @staticmethod
+    def _path() -> str:
+        return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
     def run(self, program: str, folder: Path, **environment: str) -> Done:
         """Run a program to its end. What it told is empty if it raised."""

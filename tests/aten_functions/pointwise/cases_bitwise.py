@@ -6,6 +6,7 @@ import torch
 
 from tests.support.cases import Case, bools, ints
 
+aten = torch.ops.aten
 I8, U8, I16, I32 = torch.int8, torch.uint8, torch.int16, torch.int32
 
 
@@ -25,6 +26,15 @@ def shifts(a, b):
         torch.bitwise_right_shift(a, 3),
         5 << b,
         40 >> b,
+    )
+
+
+def overloads(a, b):
+    """What Python's operators do not trace to."""
+    return (
+        *(f.Scalar_Tensor(6, b) for f in (aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor)),
+        *(f.Tensor(a, b) for f in (aten.bitwise_left_shift, aten.bitwise_right_shift)),
+        *(f.Tensor_Scalar(a, 2) for f in (aten.bitwise_left_shift, aten.bitwise_right_shift)),
     )
 
 
@@ -48,5 +58,11 @@ CASES = [
     Case("shifts_u8", shifts, (ints(40, low=0, high=255, dtype=U8), ints(40, low=0, high=7, dtype=U8))),
     Case("shifts_outside", lambda a, b: (a << b, a >> b), (
         torch.tensor([5, -5, 5, -5, 1, -1]), torch.tensor([64, 64, 99, 99, 63, 63]))),
+    *(
+        Case(f"overloads_{str(d)[6:]}", overloads, (ints(9, low=-99, dtype=d), ints(9, low=0, high=7, dtype=d)))
+        for d in (torch.int64, I32, I8)
+    ),
+    Case("overloads_sizes", overloads, (ints(3, 1), ints(0, 3, 4, low=0))),
+    Case("overloads_zero_dim", overloads, (ints(), ints(low=0))),
     Case("dynamic", bits, (ints(3, 4), ints(4)), dynamic=True, second=(ints(6, 9), ints(9))),
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import torch
 
 from tests.support.cases import Case, bools, ints, rand, randn, special
 
+aten = torch.ops.aten
 nan, inf = float("nan"), float("inf")
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 I8, U8, I16, I32, I64 = torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64
@@ -151,6 +152,29 @@ def whole_powers(x, y):
     return torch.float_power(x, y), x.double() ** y, torch.float_power(x, 11), torch.float_power(3, y)
 
 
+def xlogy_of_numbers(x):
+    """A number on either side."""
+    xlog1py = torch.special.xlog1py
+    return torch.xlogy(2.5, x), torch.xlogy(x, 2.5), xlog1py(2.5, x), xlog1py(x, 2.5), torch.xlogy(0, x), xlog1py(x, -1)
+
+
+def divisions_by_numbers(x):
+    """Overloads that other front ends than Dynamo leave in a graph."""
+    return (
+        aten.div.Scalar(x, 3),
+        aten.div.Scalar(x, -0.7),
+        *(aten.div.Scalar_mode(x, n, rounding_mode=mode) for n in (3, -7) for mode in ("floor", "trunc")),
+        aten.div.Scalar_mode(x, 3, rounding_mode=None),
+        *(aten.floor_divide.Scalar(x, n) for n in (3, -7)),
+    )
+
+
+def converted(x):
+    """Casts as decompositions make them."""
+    convert = torch.ops.prims.convert_element_type
+    return convert(x, torch.float64), convert(x, BF16), convert(x, torch.bool), convert(x, F32)
+
+
 CASES = [
     Case("foldable", foldable, pairs()),
     Case("foldable_bf16", foldable, pairs(BF16)),
@@ -249,6 +273,22 @@ CASES = [
         (bools(6), ints(6)),
     ),
     Case("xlogy", lambda a, b: (torch.xlogy(a, b), torch.xlogy(a, 2.0), torch.special.xlog1py(a, b)), pairs()),
+    Case("xlogy_of_numbers", xlogy_of_numbers, (edges(),)),
+    Case("xlogy_of_numbers_f64", xlogy_of_numbers, (rand(9, high=4, dtype=F64),)),
+    Case("xlogy_of_numbers_i64", xlogy_of_numbers, (ints(9, low=0),)),
+    *(
+        Case(f"divisions_by_numbers_{str(d)[6:]}", divisions_by_numbers, (ints(30, low=-99, high=99, dtype=d),))
+        for d in (torch.int64, I32, F32, F64)
+    ),
+    Case("divisions_by_numbers_edges", divisions_by_numbers, (edges(),), exact=True),
+    Case("divisions_by_numbers_bf16", divisions_by_numbers, (randn(5, 7, scale=9, dtype=BF16),)),
+    Case(
+        "divisions_by_numbers_sizes",
+        lambda a, b: (*divisions_by_numbers(a), *divisions_by_numbers(b)),
+        (randn(), randn(0, 3)),
+    ),
+    Case("converted_edges", converted, (edges(),), exact=True),
+    Case("converted_integers", converted, (ints(9, low=-300, high=300),), exact=True),
     Case("heaviside", lambda a, b: (torch.heaviside(a, b), torch.heaviside(a, b[1])), pairs(), exact=True),
     Case(
         "dynamic",

@@ -54,6 +54,24 @@ def backward(g: torch.Tensor) -> tuple[torch.Tensor, ...]:
     )
 
 
+def backward_1d(g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        aten.upsample_nearest1d_backward(g, [12], [2, 3, 5]),
+        aten._upsample_nearest_exact1d_backward(g, [12], [2, 3, 7]),
+        aten.upsample_linear1d_backward(g, [12], [2, 3, 7], False),
+        aten.upsample_linear1d_backward(g, [12], [2, 3, 17], True),
+    )
+
+
+def backward_3d(g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        aten.upsample_nearest3d_backward(g, [4, 6, 8], [1, 2, 2, 3, 4]),
+        aten._upsample_nearest_exact3d_backward(g, [4, 6, 8], [1, 2, 5, 4, 3]),
+        aten.upsample_trilinear3d_backward(g, [4, 6, 8], [1, 2, 5, 4, 3], False),
+        aten.upsample_trilinear3d_backward(g, [4, 6, 8], [1, 2, 3, 2, 1], True),
+    )
+
+
 def sampled(x: torch.Tensor, grid: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(
         F.grid_sample(x, grid, mode=mode, padding_mode=padding, align_corners=(i + j) % 2 == 0)
@@ -112,6 +130,9 @@ CASES = [
     Case("overloads_f32", overloads, (randn(2, 3, 6, 8),)),
     Case("overloads_f64", overloads, (randn(2, 3, 6, 8, dtype=F64),), atol=1e-5, why="weights are float32"),
     Case("backward_f32", backward, (randn(2, 3, 12, 16),)),
+    Case("backward_1d_f32", backward_1d, (randn(2, 3, 12),)),
+    Case("backward_1d_f64", backward_1d, (randn(2, 3, 12, dtype=F64),), atol=1e-5, why="weights are float32"),
+    Case("backward_3d_f32", backward_3d, (randn(1, 2, 4, 6, 8),)),
     Case("sampled_f32", sampled, (randn(2, 3, 6, 8), PLACES)),
     Case(
         "sampled_far_away",

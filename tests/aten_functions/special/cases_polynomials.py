@@ -42,6 +42,13 @@ def by_numbers(x):
     return *some(x, 3), *some(x, 2.7), *some(0.3, n)
 
 
+def every_number(x):
+    """Every overload that takes a number as the degree or as the point."""
+    n = x.abs().mul(3).floor()
+    every_one = [getattr(s, name) for name in NAMES]
+    return *(f(x, 4) for f in every_one), *(f(0.3, n) for f in every_one)
+
+
 def grid(points, degrees, dtype=F32):
     """Every pair of a point and a degree."""
     x, n = torch.tensor(points, dtype=dtype), torch.tensor(degrees, dtype=dtype)
@@ -71,6 +78,11 @@ CASES = [
     Case("every_f64", every, joined(grid(INSIDE + OUTSIDE, LOW, F64), pairs(F64), HIGHER, ENDS_F64)),
     Case("high", others, grid([*INSIDE, 3.5], [40, 128, 129, 300])),
     Case("numbers", by_numbers, (rand(9, low=-1.2, high=1.2),)),
+    Case(
+        "every_number",
+        every_number,
+        (torch.cat([rand(9, low=-1.2, high=1.2)(torch.Generator()), torch.tensor([0.0, 1.0, -1.0, nan])]),),
+    ),
     Case("integers", some, (ints(5, 1, low=-3, high=4), ints(7, low=-2, high=9))),
     Case("mixed", some, (bools(4, 1), rand(3, low=0, high=6, dtype=F64))),
     Case("broadcast", some, (randn(3, 1, 2), ints(4, 1, low=0, high=5))),

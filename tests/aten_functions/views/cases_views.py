@@ -362,12 +362,52 @@ def on_dtypes(x):
     )
 
 
+def copied_views(x):
+    """Views as copies, which functionalization makes of them for some backends."""
+    return (
+        aten.view_copy(x, [4, 6]),
+        aten.view_copy(x[1:], x.dtype),
+        aten._reshape_copy(x, [24]),
+        aten._reshape_alias_copy(x, [24], [1]),
+        aten._reshape_alias(x, [6, 4], [4, 1]).clone(),
+        aten.squeeze_copy(x[:, None]),
+        aten.squeeze_copy(x[:, None], 1),
+        aten.squeeze_copy(x[:, None], [0, 1]),
+        aten.unsqueeze_copy(x, -1),
+        aten.expand_copy(x[:1], [5, 3, 4]),
+        aten.permute_copy(x, [2, 0, 1]),
+        aten.transpose_copy(x, 0, -1),
+        aten.t_copy(x[0]),
+        aten.detach_copy(x),
+        aten.select_copy(x, 1, -2),
+        aten.slice_copy(x, 2, 1, None, 2),
+        aten.as_strided_copy(x, [2, 3], [1, 4], 2),
+        aten.unfold_copy(x, 1, 2, 1),
+        *aten.split_copy(x, 3, 2),
+        *aten.split_with_sizes_copy(x, [1, 2], 1),
+        *aten.unbind_copy(x, 1),
+        *aten.unsafe_split(x, 3, 2),
+        *aten.unsafe_split_with_sizes(x, [1, 2], 1),
+    )
+
+
 CASES = [
     Case("reshapes", reshapes, (randn(2, 3, 4),)),
     Case("transposes", transposes, (randn(9, 2, 11),)),
     Case("transposes_dynamic", transposes, (randn(9, 2, 11),), dynamic=True, second=(randn(10, 3, 13),)),
     Case("permutations", permutations, (randn(2, 3, 4),)),
     Case("expansions", expansions, (randn(1, 2, 4),)),
+    *(
+        Case(f"copied_views_{str(d)[6:]}", copied_views, (ints(2, 3, 4, dtype=d),), exact=True)
+        for d in (f64, i64, bf16)
+    ),
+    Case("copied_views_special", copied_views, (special().repeat(3)[:24].view(2, 3, 4),), exact=True),
+    Case(
+        "copied_bits",
+        lambda x: (aten.view_copy(x, i32), aten.view_copy(x[0], i32)),
+        (special().view(4, 4),),
+        exact=True,
+    ),
     Case("slices", slices, (randn(5, 6),)),
     Case("dynamic_slices", dynamic_slices, (randn(7, 3),), dynamic=True, second=(randn(10, 3),)),
     Case("splits", splits, (randn(5, 4),)),
