@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("TORCH_MAX_BACKEND_BEARTYPE", "1")  # before the package is imported
+os.environ.setdefault("TORCH_MAX_BACKEND_EXECUTOR", "graph")  # tests of programs ask for them
 os.environ.setdefault("MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT", "5")  # many processes share a GPU
 
 from collections.abc import Iterator

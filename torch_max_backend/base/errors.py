@@ -52,6 +52,10 @@ class CompileError(MaxBackendError, RuntimeError):
     """MAX could not compile a region. Carries the compiler's diagnostics."""
 
 
+class ProgramError(CompileError):
+    """Mojo could not compile the kernels of a program."""
+
+
 class BundleError(MaxBackendError, ValueError):
     """A file is no bundle of compiled regions, or is damaged, or could not be taken over."""
 

@@ -6,7 +6,8 @@ shows it. Variables are deleted after their last use, so that memory is freed as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -34,17 +35,25 @@ from torch_max_backend.partition.index_checks import IndexChecks, index_checks
 from torch_max_backend.partition.partitioner import Plan
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.call_path import CallSpec
+from torch_max_backend.runtime.program import ProgramSpec
 from torch_max_backend.runtime.region_call import RegionSpec
 
 
-def call_spec(gm: fx.GraphModule, plan: Plan, static: frozenset[int], options: Options) -> CallSpec:
+def call_spec(
+    gm: fx.GraphModule,
+    plan: Plan,
+    static: frozenset[int],
+    options: Options,
+    programs: Mapping[int, ProgramSpec] = MappingProxyType({}),
+) -> CallSpec:
     """The call path that runs ``plan``.
 
     Args:
         static: Indices of placeholders whose memory stays (parameters and buffers).
+        programs: Regions that are programs, by position.
         options: Whether profiler ranges are put around regions and torch ops, and whether indices are checked.
     """
-    return _Writer(gm, plan, static, options).write()
+    return _Writer(gm, plan, static, options, programs).write()
 
 
 def region_spec(region: Region, static: frozenset[int], check_indices: bool = True) -> RegionSpec:
@@ -89,12 +98,19 @@ def copies_together(copies: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> lis
 
 
 class _Writer:
-    def __init__(self, gm: fx.GraphModule, plan: Plan, static: frozenset[int], options: Options) -> None:
-        self.gm, self.plan, self.profile = gm, plan, options.profile
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        plan: Plan,
+        static: frozenset[int],
+        options: Options,
+        programs: Mapping[int, ProgramSpec],
+    ) -> None:
+        self.gm, self.plan, self.profile, self.programs = gm, plan, options.profile, programs
         self.check_indices = options.check_indices
         self.values: dict[str, Any] = {}
         self.profiled: dict[str, str] = {}
-        self.regions: list[RegionSpec] = []
+        self.regions: list[RegionSpec | ProgramSpec] = []
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self.names = {n: f"a{i}" for i, n in enumerate(self.placeholders)}
         self.static_nodes = {n for i, n in enumerate(self.placeholders) if i in static}
@@ -213,6 +229,10 @@ class _Writer:
     # -- steps -------------------------------------------------------------------------------------------------
     def _region(self, region: Region) -> None:
         function = f"region{len(self.regions)}"
+        program = self.programs.get(len(self.regions))
+        if program is not None:
+            self._program(region, program, function)
+            return
         static = [
             (p.node.op == "get_attr" or p.node in self.static_nodes) and order_of(p.value) is not None
             for p in region.inputs
@@ -226,6 +246,18 @@ class _Writer:
         text = ", ".join("(" + "".join(f"{self._name(n)}, " for n in nodes) + ")" for nodes in groups)
         if region.carriers or region.scalars:
             text += f", {self._exprs(region.carriers)}, {self._exprs(region.scalars)}"
+        for port in region.outputs:
+            self.names[port.node] = f"v{len(self.names)}"
+        targets = "".join(f"{self.names[p.node]}, " for p in region.outputs)
+        self._emit(f"{targets}= {function}({text})" if targets else f"{function}({text})")
+        for port in region.outputs:
+            self._give_strides(port)
+
+    def _program(self, region: Region, program: ProgramSpec, function: str) -> None:
+        self.regions.append(program)
+        if self.profile:
+            self.profiled[function] = f"max_backend::{function}"
+        text = ", ".join(self._name(p.node) for p in region.inputs)
         for port in region.outputs:
             self.names[port.node] = f"v{len(self.names)}"
         targets = "".join(f"{self.names[p.node]}, " for p in region.outputs)

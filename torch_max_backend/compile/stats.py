@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class CompileStats:
-    """What compiling one FX graph did: regions, how many the store had, seconds in lowering and in MAX's compiler.
+    """What compiling one FX graph did: regions, how many of them are programs, how many the store had, seconds in lowering and in MAX's compiler.
 
     ``keys`` are the regions' keys in the store, in their order.
     """
 
     regions: int = 0
+    programs: int = 0
     hits: int = 0
     lower_s: float = 0.0
     compile_s: float = 0.0

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.compile.cache.configured_store import store_for
+from torch_max_backend.compile.programs import GRAPH
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.diagnostics.report import GraphReport, record
@@ -20,6 +21,7 @@ from torch_max_backend.frontend.warm_start import options_of_call
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import CallSpec, NotSavableError
 from torch_max_backend.runtime.cuda_graphs.replay import with_replay
+from torch_max_backend.runtime.program import load_library
 from torch_max_backend.runtime.region_call import Model
 from torch_max_backend.runtime.session import load
 
@@ -150,10 +152,16 @@ def models_of(saved: SavedGraph) -> list[Model]:
             models.append(_carried[key])
             continue
         store = store_for(saved.options)
+        if not key:  # a program of library calls alone
+            models.append(None)
+            continue
         entry = store.get(key)
         if entry is None:
             raise MissingRegionsError(f"region {key[:12]}… is not in the cache {store.folder}")
-        models.append(load(entry.blob, entry.sha)[entry.graph])
+        if entry.graph == GRAPH:
+            models.append(load_library(entry.blob, entry.sha))
+        else:
+            models.append(load(entry.blob, entry.sha)[entry.graph])
         store.note_lookup(key, "hit")
     return models
 

@@ -7,7 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend import aten_functions  # noqa: F401  (registers every lowering)
-from torch_max_backend.base.errors import CompileError, UnsupportedOpError
+from torch_max_backend.base.errors import CompileError, ProgramError, UnsupportedOpError
 from torch_max_backend.base.target import elsewhere, fake_like
 from torch_max_backend.capture.fake_tensors import symbols_of
 from torch_max_backend.capture.graph_passes import rewrite
@@ -31,6 +31,7 @@ from torch_max_backend.compile.compiler import (
     compile_regions,
 )
 from torch_max_backend.compile.pending import is_deferring
+from torch_max_backend.compile.programs import Program, libraries_of, programs_of
 from torch_max_backend.diagnostics.report import GraphReport
 from torch_max_backend.frontend.compiled_graph import CompiledGraph
 from torch_max_backend.lowering.graph_builder import NodeRefused, mismatch_error
@@ -38,6 +39,7 @@ from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
 from torch_max_backend.partition.island import Island
 from torch_max_backend.partition.partitioner import Plan, partition
+from torch_max_backend.runtime.program import Library
 
 log = logging.getLogger("torch_max_backend")
 
@@ -49,19 +51,27 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
         gm = rewrite(gm)
     static = _static_inputs(gm)
     refused: dict[fx.Node, str] = {}
-    unsaved = ""
+    unsaved, no_programs = "", False
     while True:
         plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
         if options.fallback == "error" and plan.islands:
             raise _strict_error(plan.islands)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
-        build = _Build(gm, plan, static, options, compile_id, CompiledGraph(_eager(gm)), unsaved)
+        programs = {} if no_programs else programs_of(plan.regions, options)
+        build = _Build(gm, plan, static, options, compile_id, CompiledGraph(_eager(gm)), programs, unsaved)
         try:
+            rest = [region for k, region in enumerate(plan.regions) if k not in programs]
+            build.compile_programs()
             if options.compile == "background" and not is_deferring():
-                compiled = compile_in_background(plan.regions, options, build.finish)
+                compiled = compile_in_background(rest, options, build.finish)
             else:
-                compiled = compile_regions(plan.regions, options, lambda: _begin_backward(backward, options))
+                compiled = compile_regions(rest, options, lambda: _begin_backward(backward, options))
             break
+        except ProgramError as error:
+            if options.fallback == "error":
+                raise
+            log.warning("%s\nMAX compiles the graph instead.", error)
+            no_programs = True
         except NodeRefused as refusal:
             if refusal.symbols and specialize(refusal.node, refusal.symbols):
                 continue
@@ -119,13 +129,39 @@ class _Build:
     options: Options
     compile_id: str
     graph: CompiledGraph
+    programs: dict[int, Program] = field(default_factory=dict)
     unsaved: str = ""
     """Why other processes shall not take the graph from AOTAutograd's cache."""
+    libraries: dict[int, Library | None] = field(default_factory=dict)
+    program_stats: list[CompileStats] = field(default_factory=list)
+
+    def compile_programs(self) -> None:
+        """Load or compile what the programs among the regions need.
+
+        Raises:
+            ProgramError: Mojo could not compile one.
+        """
+        stats = CompileStats()
+        try:
+            found = libraries_of(list(self.programs.values()), self.options, stats)
+        except CompileError as error:
+            raise ProgramError(str(error)) from error
+        self.libraries.update(zip(self.programs, found, strict=True))
+        self.program_stats.append(stats)
 
     def finish(self, models: list[Model], stats: CompileStats) -> None:
-        """Write the call path, and report."""
-        spec = call_spec(self.gm, self.plan, self.static, self.options)
-        self.graph.ready(spec, models, self.report(stats), self.options, self.unsaved)
+        """Write the call path, and report. ``models`` are those of the regions that are no programs."""
+        (own,) = self.program_stats
+        keys, rest = iter(stats.keys), iter(models)
+        every = range(len(self.plan.regions))
+        stats.keys = [self.programs[k].key if k in self.programs else next(keys) for k in every]
+        stats.regions, stats.programs = len(every), len(self.programs)
+        stats.hits += own.hits
+        stats.compile_s += own.compile_s
+        specs = {k: p.written.spec for k, p in self.programs.items()}
+        spec = call_spec(self.gm, self.plan, self.static, self.options, specs)
+        artifacts = [self.libraries[k] if k in self.programs else next(rest) for k in every]
+        self.graph.ready(spec, artifacts, self.report(stats), self.options, self.unsaved)
 
     def report(self, stats: CompileStats) -> GraphReport:
         nodes = sum(n.op == "call_function" for n in self.gm.graph.nodes)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.runtime.index_reports import raise_reported
+from torch_max_backend.runtime.program import Library, ProgramSpec
 from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec
 
 
@@ -32,7 +33,7 @@ class CallSpec:
     """
 
     source: str
-    regions: tuple[RegionSpec, ...]
+    regions: tuple[RegionSpec | ProgramSpec, ...]
     values: dict[str, Any] = field(default_factory=dict)
     profiled: dict[str, str] = field(default_factory=dict)
     static: frozenset[int] = frozenset()
@@ -40,9 +41,10 @@ class CallSpec:
     written: frozenset[int] = frozenset()
     saved: frozenset[int] = frozenset()
 
-    def build(self, models: Sequence[Model]) -> Callable[[list[Any]], Any]:
-        """The function, which takes a list of arguments and empties it, on one model per region."""
-        return self.link([RegionCall(spec, model) for spec, model in zip(self.regions, models, strict=True)])
+    def build(self, models: Sequence[Model | Library | None]) -> Callable[[list[Any]], Any]:
+        """The function, which takes a list of arguments and empties it, on one model or library per region."""
+        pairs = zip(self.regions, models, strict=True)
+        return self.link([s.bind(m) if isinstance(s, ProgramSpec) else RegionCall(s, m) for s, m in pairs])
 
     def link(self, regions: Sequence[Callable[..., Any]]) -> Callable[[list[Any]], Any]:
         """The function on regions that are there already."""

@@ -6,4 +6,4 @@ from .division import *
 from .casts import *
 from .bits import *
 from .threading import *
-from .math import *
+from .math_float32 import *

@@ -1,0 +1,615 @@
+"""Mojo source of loop nests, against the kernel interface.
+
+A source has a function for every different kernel, and one for each segment, a run of kernels that no library call
+interrupts. Threads share the outer loop of each kernel; a barrier stands before a kernel that touches memory which
+another one wrote. A segment's argument is one table of words: the addresses of the tensors, by slot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_max_backend.loops.expr import SHORT, Const, FromIndex, Guarded, Load, Scalar, variables, walk
+from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
+from torch_max_backend.schedule.nest import LANES, Nest, StageNest, Statement
+
+UNROLLED = 4
+"""Accumulators of a reduction along memory: an addition takes several cycles, and these do not wait for each other."""
+
+_FIRST = {"sum": "0", "product": "1", "any": "0", "all": "1"}
+_COMBINE = {
+    "sum": "add",
+    "product": "mul",
+    "any": "bit_or",
+    "all": "bit_and",
+    "maximum": "maximum",
+    "minimum": "minimum",
+}
+_ACROSS = {
+    "sum": "reduce_add",
+    "product": "reduce_mul",
+    "any": "reduce_or",
+    "all": "reduce_and",
+    "maximum": "reduce_max",
+    "minimum": "reduce_min",
+}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor's place in the table, and the dtype of its elements."""
+
+    number: int
+    dtype: torch.dtype
+
+
+class Source:
+    """The Mojo source of a program: a kernel for each different nest, and a function for each segment."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, str] = {}
+        self._origins: dict[str, dict[str, None]] = {}
+        self._segments: list[str] = []
+
+    @property
+    def kernels(self) -> int:
+        """How many different kernels there are."""
+        return len(self._kernels)
+
+    def add_segment(
+        self, nests: Sequence[Nest], slots: Mapping[str, Slot], memory: Mapping[str, tuple[Any, int, int]]
+    ) -> int:
+        """Add a function that runs nests in order; returns its number.
+
+        Args:
+            slots: Where the table has the tensors, by name.
+            memory: Whose memory each tensor has, and which bytes of it: two that overlap need a barrier between them.
+        """
+        lines: list[str] = []
+        since: list[tuple[str, bool]] = []
+        for nest in nests:
+            kernel = _KernelWriter(nest, slots)
+            text = kernel.text()
+            name = self._kernels.setdefault(text, f"kernel{len(self._kernels)}")
+            self._origins.setdefault(name, {}).update(dict.fromkeys(kernel.origins()))
+            touches = _touched(nest)
+            if any(_meet(memory[a], memory[b]) and (x or y) for a, x in since for b, y in touches):
+                lines.append("    barrier()")
+                since = []
+            since += touches
+            tensors = [f"t.pointer[{SHORT[slots[n].dtype]}]({slots[n].number})" for n in kernel.tensors]
+            lines.append(f"    {name}({', '.join(tensors)})")
+        number = len(self._segments)
+        body = "\n".join(lines)
+        self._segments.append(f'@export\ndef segment{number}(t: Table) abi("C"):\n{body}\n')
+        return number
+
+    def text(self) -> str:
+        """All of it; empty if there is no segment."""
+        if not self._segments:
+            return ""
+        parts = ["from kernel import *"]
+        for text, name in self._kernels.items():
+            comments = "".join(f"# {where}\n" for where in list(self._origins[name])[:12])
+            parts.append(comments + text.replace("def KERNEL(", f"def {name}(", 1))
+        return "\n\n\n".join([*parts, *self._segments])
+
+
+def _meet(a: tuple[Any, int, int], b: tuple[Any, int, int]) -> bool:
+    return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
+
+
+def _touched(nest: Nest) -> list[tuple[str, bool]]:
+    """The tensors in memory that a nest reads and writes, in order, and whether it writes them."""
+    names: dict[str, bool] = {}
+    for stage in nest.stages:
+        for s in stage.statements:
+            for x in walk(s.body):
+                if isinstance(x, Load) and x.index:
+                    names.setdefault(x.source, False)
+            if s.address is not None:
+                names[s.name] = True
+    return list(names.items())
+
+
+@dataclass
+class _Scope:
+    """Names of what is computed in a block of the source, by expression; with each its number of lanes."""
+
+    values: dict[Scalar, tuple[str, int]]
+
+
+class _KernelWriter:
+    def __init__(self, nest: Nest, slots: Mapping[str, Slot]) -> None:
+        self.nest, self.slots = nest, slots
+        self.tensors = [name for name, _ in _touched(nest)]
+        self.pointers = {name: f"p{k}" for k, name in enumerate(self.tensors)}
+        self.names: dict[Var, str] = {}
+        self.lines: list[str] = []
+        self.depth = 1
+        self.count = 0
+        self.scopes: list[_Scope] = []
+        self.place: dict[Var, str] = {}
+        """The text of each variable that has a value here."""
+        self.vector: Var | None = None
+        self.lanes = 1
+        self.registers: dict[str, tuple[str, int]] = {}
+
+    # -- text --------------------------------------------------------------------------------------------------
+    def origins(self) -> list[str]:
+        """The ops and the user's lines that the kernel comes from."""
+        found = (s.where for stage in self.nest.stages for s in stage.statements if s.where)
+        return [where.splitlines()[0][:150] for where in dict.fromkeys(found)]
+
+    def text(self) -> str:
+        """The kernel as a function ``KERNEL`` of the tensors that it touches; equal for equal kernels."""
+        with self._scope():
+            self._outer()
+        arguments = ", ".join(f"{self.pointers[n]}: Ptr[{SHORT[self.slots[n].dtype]}]" for n in self.tensors)
+        return "\n".join([f"def KERNEL({arguments}):", *self.lines])
+
+    def _named(self, v: Var) -> str:
+        return self.names.setdefault(v, f"i{len(self.names)}")
+
+    def _line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def _new(self, prefix: str, value: str, lanes: int) -> tuple[str, int]:
+        self.count += 1
+        name = f"{prefix}{self.count}"
+        self._line(f"var {name} = {value}")
+        return name, lanes
+
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        self.scopes.append(_Scope({}))
+        yield
+        self.scopes.pop()
+
+    @contextmanager
+    def _block(self, head: str) -> Iterator[None]:
+        self._line(head)
+        self.depth += 1
+        mark = len(self.lines)
+        with self._scope():
+            yield
+        if len(self.lines) == mark:
+            self._line("pass")
+        self.depth -= 1
+
+    @contextmanager
+    def _loop(self, v: Var, text: str, end: str, step: int) -> Iterator[None]:
+        with self._block(f"while {text} {'<' if step == 1 else f'+ {step} <='} {end}:"):
+            self.place[v] = text
+            yield
+            del self.place[v]
+            self._line(f"{text} += {step}")
+
+    # -- the outer loop, which threads share -------------------------------------------------------------------
+    def _outer(self) -> None:
+        outer, vector = self.nest.outer, self.nest.vector
+        sizes = []
+        for v in outer:
+            size = self._index(Index.of(v.size))
+            sizes.append(f"(({size} + {LANES - 1}) // {LANES})" if v == vector else _factor(size))
+        if not outer:
+            with self._block("if thread_index() == 0:"):
+                self._stages()
+            return
+        self._line(f"var total: Int = {' * '.join(sizes)}")
+        self._line("var part: Int = share_begin(total, 1)")
+        self._line("var end: Int = share_end(total, 1)")
+        with self._block("while part < end:"):
+            rest = "part"
+            for k in range(len(outer) - 1, -1, -1):
+                v, name = outer[k], self._named(outer[k])
+                value = rest if k == 0 else f"{rest} % {sizes[k]}"
+                self._line(f"var {name}: Int = {value}{f' * {LANES}' if v == vector else ''}")
+                if k:
+                    self._line(f"var rest{k}: Int = {rest} // {sizes[k]}")
+                    rest = f"rest{k}"
+                self.place[v] = name
+            self._line("part += 1")
+            if vector is None:
+                self._stages()
+            else:
+                self._blocks(vector)
+            for v in outer:
+                del self.place[v]
+
+    def _blocks(self, v: Var) -> None:
+        """All stages for a whole vector of ``v``, or for what is left of it one by one."""
+        size, start = self._index(Index.of(v.size)), self.place[v]
+        with self._block(f"if {start} + {LANES} <= {size}:"), self._along(v):
+            self._stages()
+        with self._block("else:"):
+            with self._loop(v, start, size, 1):
+                self._stages()
+            self.place[v] = start
+
+    @contextmanager
+    def _along(self, v: Var) -> Iterator[None]:
+        self.vector, self.lanes = v, LANES
+        yield
+        self.vector, self.lanes = None, 1
+
+    def _stages(self) -> None:
+        self.registers = {}
+        for stage in self.nest.stages:
+            self._hoist(stage)
+            if stage.free:
+                self._free(stage, 0)
+            else:
+                self._reduction(stage)
+
+    # -- the loops of a stage ----------------------------------------------------------------------------------
+    def _free(self, stage: StageNest, k: int) -> None:
+        if k == len(stage.free):
+            self._reduction(stage)
+            return
+        v = stage.free[k]
+        end, name = self._index(Index.of(v.size)), self._counter(v)
+        if v == stage.vector:
+            with self._loop(v, name, end, LANES), self._along(v):
+                self._hoist(stage)
+                self._free(stage, k + 1)
+        with self._loop(v, name, end, 1):
+            self._hoist(stage)
+            self._free(stage, k + 1)
+
+    def _counter(self, v: Var) -> str:
+        self.count += 1
+        name = f"{self._named(v)}_{self.count}"
+        self._line(f"var {name}: Int = 0")
+        return name
+
+    def _reduction(self, stage: StageNest) -> None:
+        """Accumulators, the reduced loops, and what comes of them."""
+        if not stage.reduced:
+            self._body(stage, {})
+            return
+        along = stage.vector if stage.vector in stage.reduced else None
+        copies = UNROLLED if along is not None and _is_short(stage) else 1
+        wide = [self._accumulators(stage, LANES) for _ in range(copies)] if along is not None else []
+        narrow = self._accumulators(stage, self.lanes)
+        self._reduced(stage, 0, wide, narrow)
+        for s in stage.statements:
+            if not s.combiner:
+                continue
+            result = narrow[s.name]
+            for accumulator in reversed(wide):
+                result = self._merged(s, accumulator[s.name], result)
+            self._finish(s, *self._taken(s, result))
+
+    def _reduced(
+        self,
+        stage: StageNest,
+        k: int,
+        wide: list[dict[str, tuple[str, str, int]]],
+        narrow: dict[str, tuple[str, str, int]],
+    ) -> None:
+        if k == len(stage.reduced):
+            self._body(stage, narrow)
+            return
+        v = stage.reduced[k]
+        end, name = self._index(Index.of(v.size)), self._counter(v)
+        if v == stage.vector:
+            if len(wide) > 1:
+                with self._block(f"while {name} + {LANES * len(wide)} <= {end}:"):
+                    for accumulators in wide:
+                        self.place[v] = name
+                        with self._scope(), self._along(v):
+                            self._body(stage, accumulators)
+                        self._line(f"{name} += {LANES}")
+                    del self.place[v]
+            with self._loop(v, name, end, LANES), self._along(v):
+                self._body(stage, wide[0])
+        with self._loop(v, name, end, 1):
+            self._hoist(stage)
+            self._reduced(stage, k + 1, wide, narrow)
+
+    # -- accumulators: a name for the value, one for the place if it has one, lanes ---------------------------
+    def _accumulators(self, stage: StageNest, lanes: int) -> dict[str, tuple[str, str, int]]:
+        found = {}
+        for s in stage.statements:
+            if not s.combiner:
+                continue
+            value, _ = self._new("a", _initial(s.combiner, s.body.dtype, lanes), lanes)
+            place = ""
+            if s.place is not None:
+                place, _ = self._new("at", f"const[i64, {lanes}]({_NOWHERE})", lanes)
+            found[s.name] = (value, place, lanes)
+        return found
+
+    def _accumulate(self, s: Statement, accumulator: tuple[str, str, int], value: str) -> None:
+        name, place, lanes = accumulator
+        if s.place is None:
+            self._line(f"{name} = {_COMBINE[s.combiner]}({name}, {value})")
+            return
+        position = self._widened(self._from_index(s.place), lanes)
+        better = _better(s, value, name)
+        first = f"eq({place}, const[i64, {lanes}]({_NOWHERE}))"
+        chosen, _ = self._new("c", f"bit_or({better}, {first})", lanes)
+        self._line(f"{name} = select({chosen}, {value}, {name})")
+        self._line(f"{place} = select({chosen}, {position}, {place})")
+
+    def _merged(self, s: Statement, wide: tuple[str, str, int], narrow: tuple[str, str, int]) -> tuple[str, str, int]:
+        """Two accumulators as one, of one lane."""
+        value, place, lanes = wide
+        if s.place is None:
+            across = value if lanes == 1 else f"{_ACROSS[s.combiner]}({value})"
+            name, _ = self._new("a", f"{_COMBINE[s.combiner]}({across}, {narrow[0]})", 1)
+            return name, "", 1
+        largest = "reduce_max" if s.combiner == "argmax" else "reduce_min"
+        top, _ = self._new("a", f"{largest}({value})", 1)
+        here = f"eq({value}, splat[{lanes}]({top}))"
+        if s.body.dtype.is_floating_point:
+            here = f"bit_or({here}, bit_and(is_nan({value}), is_nan(splat[{lanes}]({top}))))"
+        used = f"bit_and({here}, ne({place}, const[i64, {lanes}]({_NOWHERE})))"
+        least, _ = self._new("at", f"reduce_min(select({used}, {place}, const[i64, {lanes}]({_NOWHERE})))", 1)
+        return self._better_of(s, (top, least, 1), narrow)
+
+    def _better_of(self, s: Statement, a: tuple[str, str, int], b: tuple[str, str, int]) -> tuple[str, str, int]:
+        nowhere = f"const[i64, 1]({_NOWHERE})"
+        earlier = f"lt({b[1]}, {a[1]})"
+        equal = f"eq({a[0]}, {b[0]})"
+        if s.body.dtype.is_floating_point:
+            equal = f"bit_or({equal}, bit_and(is_nan({a[0]}), is_nan({b[0]})))"
+        wins = f"bit_or({_better(s, b[0], a[0])}, bit_or(eq({a[1]}, {nowhere}), bit_and({equal}, {earlier})))"
+        chosen, _ = self._new("c", f"bit_and(ne({b[1]}, {nowhere}), {wins})", 1)
+        value, _ = self._new("a", f"select({chosen}, {b[0]}, {a[0]})", 1)
+        place, _ = self._new("at", f"select({chosen}, {b[1]}, {a[1]})", 1)
+        return value, place, 1
+
+    def _taken(self, s: Statement, accumulator: tuple[str, str, int]) -> tuple[str, int]:
+        value, place, lanes = accumulator
+        if s.place is not None:
+            return place, lanes
+        if s.body.dtype is not s.dtype:
+            return f"cast[{SHORT[s.dtype]}]({value})", lanes  # type: ignore[index]
+        return value, lanes
+
+    # -- statements --------------------------------------------------------------------------------------------
+    def _body(self, stage: StageNest, accumulators: dict[str, tuple[str, str, int]]) -> None:
+        for s in stage.statements:
+            value = self._scalar(s.body)
+            if s.combiner:
+                accumulator = accumulators[s.name]
+                self._accumulate(s, accumulator, self._widened(value, accumulator[2]))
+            else:
+                self._finish(s, *value)
+
+    def _finish(self, s: Statement, value: str, lanes: int) -> None:
+        """Keep a result in registers, and write it if it has an address."""
+        if not value.isidentifier():
+            value, lanes = self._new("v", value, lanes)
+        self.registers[s.name] = (value, lanes)
+        if s.address is None:
+            return
+        step = self._step(s.address)
+        if step == 0 or self.lanes == 1:
+            self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, {value})")
+            return
+        wide = self._widened((value, lanes), self.lanes)
+        if step is None:
+            self._line(f"store_at({self.pointers[s.name]}, {self._index_vector(s.address)}, {wide})")
+        elif step == 1:
+            self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, {wide})")
+        else:
+            self._line(f"store_strided({self.pointers[s.name]}, {self._index(s.address)}, {step}, {wide})")
+
+    def _hoist(self, stage: StageNest) -> None:
+        """Compute here what the loops inside do not change. A load inside them might follow a store to its address."""
+        own = {s.name for s in stage.statements}
+        for s in stage.statements:
+            self._hoisted(s.body, own)
+
+    def _hoisted(self, x: Scalar, own: set[str]) -> None:
+        if isinstance(x, Const) or self._known(x) is not None:
+            return
+        if variables(x) <= self.place.keys() and not any(isinstance(y, Load) and y.source in own for y in walk(x)):
+            self._scalar(x)
+            return
+        for y in x.operands if not isinstance(x, Guarded) else (x.condition,):
+            self._hoisted(y, own)  # type: ignore[arg-type]
+
+    # -- scalars -----------------------------------------------------------------------------------------------
+    def _known(self, x: Scalar) -> tuple[str, int] | None:
+        for scope in reversed(self.scopes):
+            if x in scope.values:
+                return scope.values[x]
+        return None
+
+    def _scalar(self, x: Scalar) -> tuple[str, int]:
+        """The text of an expression's value, and its number of lanes."""
+        if isinstance(x, Const):
+            return _literal(x, 1), 1
+        if isinstance(x, Load) and not x.index:
+            return self.registers[x.source]
+        known = self._known(x)
+        if known is None:
+            known = self._computed(x)
+            self.scopes[-1].values[x] = known
+        return known
+
+    def _computed(self, x: Scalar) -> tuple[str, int]:
+        if isinstance(x, Load):
+            return self._load(x)
+        if isinstance(x, FromIndex):
+            text, lanes = self._from_index(x.index)
+            return self._new("n", text, lanes)
+        if isinstance(x, Guarded):
+            return self._guarded(x)
+        values = [self._scalar(a) for a in x.args]
+        lanes = max(n for _, n in values)
+        args = ", ".join(self._widened(v, lanes) for v in values)
+        name = f"cast[{SHORT[x.dtype]}]" if x.name in ("cast", "round") else x.name
+        if x.name == "bitcast":
+            name = f"bitcast[{SHORT[x.dtype]}]"
+        return self._new("v", f"{name}({args})", lanes)
+
+    def _widened(self, value: tuple[str, int], lanes: int) -> str:
+        text, have = value
+        if have == lanes:
+            return text
+        if text.startswith("const["):
+            return text.replace(", 1](", f", {lanes}](", 1)
+        return f"splat[{lanes}]({text})"
+
+    def _load(self, x: Load) -> tuple[str, int]:
+        address = x.index[0]
+        step = self._step(address)
+        if step == 0 or self.lanes == 1:
+            return self._new("x", f"load[1]({self.pointers[x.source]}, {self._index(address)})", 1)
+        if step is None:
+            return self._new(
+                "x", f"load_at[{self.lanes}]({self.pointers[x.source]}, {self._index_vector(address)})", self.lanes
+            )
+        if step == 1:
+            return self._new("x", f"load[{self.lanes}]({self.pointers[x.source]}, {self._index(address)})", self.lanes)
+        text = f"load_strided[{self.lanes}]({self.pointers[x.source]}, {self._index(address)}, {step})"
+        return self._new("x", text, self.lanes)
+
+    def _guarded(self, x: Guarded) -> tuple[str, int]:
+        condition, _ = self._scalar(x.condition)
+        wide = self.vector is not None and self.vector in variables(x)
+        lanes = self.lanes if wide else 1
+        name, _ = self._new("g", self._widened(self._scalar(x.other), lanes), lanes)
+        with self._block(f"if condition({condition}):"):
+            self._line(f"{name} = {self._widened(self._scalar(x.value), lanes)}")
+        return name, lanes
+
+    # -- indices -----------------------------------------------------------------------------------------------
+    def _step(self, index: Index) -> int | None:
+        """By how much an index grows from lane to lane; ``None`` where that differs."""
+        if self.vector is None or self.lanes == 1:
+            return 0
+        for atom, _ in index.terms:
+            if not isinstance(atom, Var) and self.vector in _reach(atom):
+                return None
+        return index.coefficient(self.vector)
+
+    def _index(self, index: Index) -> str:
+        """The text of an index, in the first lane."""
+        parts = []
+        for atom, k in index.terms:
+            text = self._atom(atom)
+            parts.append(text if k == 1 else f"{k} * {text}")
+        if index.constant or not parts:
+            parts.append(str(index.constant))
+        return " + ".join(parts)
+
+    def _atom(self, atom: Atom) -> str:
+        if isinstance(atom, Var):
+            return self.place[atom]
+        if isinstance(atom, Sym):
+            return atom.name
+        if isinstance(atom, Computed):
+            text, _ = self._scalar(atom.value)
+            return f"to_int({text})"
+        if isinstance(atom, Product):
+            return "(" + " * ".join(self._atom(f) for f in atom.factors) + ")"
+        if isinstance(atom, Least):
+            return f"imin({self._index(atom.left)}, {self._index(atom.right)})"
+        sign = "//" if isinstance(atom, Div) else "%"
+        return f"(({self._index(atom.dividend)}) {sign} ({self._index(atom.divisor)}))"
+
+    def _from_index(self, index: Index) -> tuple[str, int]:
+        step = self._step(index)
+        if step is None:
+            return self._index_vector(index), self.lanes
+        text = self._index(index)
+        if step == 0:
+            return f"from_int[i64, 1]({text})", 1
+        ramp = f"iota[i64, {self.lanes}]()"
+        if step != 1:
+            ramp = f"mul({ramp}, const[i64, {self.lanes}]({step}))"
+        return f"add(from_int[i64, {self.lanes}]({text}), {ramp})", self.lanes
+
+    def _index_vector(self, index: Index) -> str:
+        """An index in every lane, as a vector of int64."""
+        lanes = self.lanes
+        total = f"const[i64, {lanes}]({index.constant})"
+        for atom, k in index.terms:
+            text = self._atom_vector(atom)
+            text = text if k == 1 else f"mul({text}, const[i64, {lanes}]({k}))"
+            total = f"add({total}, {text})"
+        return self._new("n", total, lanes)[0]
+
+    def _atom_vector(self, atom: Atom) -> str:
+        lanes = self.lanes
+        if self.vector not in _reach(atom):
+            return f"from_int[i64, {lanes}]({self._atom(atom)})"
+        if isinstance(atom, Var):
+            return f"add(from_int[i64, {lanes}]({self.place[atom]}), iota[i64, {lanes}]())"
+        if isinstance(atom, Computed):
+            return self._widened(self._scalar(atom.value), lanes)
+        if isinstance(atom, Div | Mod):
+            name = "floor_div" if isinstance(atom, Div) else "remainder"
+            return f"{name}({self._index_vector(atom.dividend)}, {self._index_vector(atom.divisor)})"
+        if isinstance(atom, Least):
+            return f"minimum({self._index_vector(atom.left)}, {self._index_vector(atom.right)})"
+        parts = [self._atom_vector(f) for f in atom.factors]  # type: ignore[union-attr]
+        text = parts[0]
+        for part in parts[1:]:
+            text = f"mul({text}, {part})"
+        return text
+
+
+_NOWHERE = 2**62
+
+
+def _reach(atom: Atom) -> set[Var]:
+    """Every variable in an atom, those inside computed integers included."""
+    index = Index(0, ((atom, 1),))
+    found = set(index.variables)
+    for a in index.atoms:
+        if isinstance(a, Computed):
+            found |= variables(a.value)
+    return found
+
+
+def _factor(text: str) -> str:
+    return text if text.isalnum() else f"({text})"
+
+
+def _is_short(stage: StageNest) -> bool:
+    return sum(sum(1 for _ in walk(s.body)) for s in stage.statements) <= 24
+
+
+def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
+    short = SHORT[dtype]
+    if combiner in _FIRST:
+        return f"const[{short}, {lanes}]({_FIRST[combiner]})"
+    smallest = combiner in ("maximum", "argmax")
+    if dtype.is_floating_point:
+        return f"neg(infinity[{short}, {lanes}]())" if smallest else f"infinity[{short}, {lanes}]()"
+    info = torch.iinfo(dtype)
+    return _literal(Const(info.min if smallest else info.max, dtype), lanes)
+
+
+def _better(s: Statement, new: str, old: str) -> str:
+    """Whether a new value is beyond the best one so far; NaN is beyond all numbers."""
+    beyond = f"{'gt' if s.combiner == 'argmax' else 'lt'}({new}, {old})"
+    if s.body.dtype.is_floating_point:
+        return f"bit_or({beyond}, bit_and(is_nan({new}), bit_not(is_nan({old}))))"
+    return beyond
+
+
+def _literal(x: Const, lanes: int) -> str:
+    short = SHORT[x.dtype]
+    if x.dtype is torch.bool:
+        return f"const[{short}, {lanes}]({int(x.value)})"
+    if isinstance(x.value, float) and not math.isfinite(x.value):
+        if math.isnan(x.value):
+            return f"not_a_number[{short}, {lanes}]()"
+        return f"infinity[{short}, {lanes}]()" if x.value > 0 else f"neg(infinity[{short}, {lanes}]())"
+    if isinstance(x.value, float):
+        return f"const[{short}, {lanes}]({x.value!r})"
+    return f"const[{short}, {lanes}]({x.value})"

@@ -1,0 +1,324 @@
+"""Programs from schedules: where every tensor lies, the kernels' source, and the Python function that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_max_backend.base.errors import Unsupported
+from torch_max_backend.codegen.kernel_writer import Slot, Source
+from torch_max_backend.loops.expr import Load, walk
+from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.program import Call, Ref
+from torch_max_backend.partition.region import Region
+from torch_max_backend.runtime.program import ProgramSpec, SegmentSpec
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.nest import Nest
+from torch_max_backend.schedule.plan import Schedule
+
+ALIGNMENT = 64
+"""Bytes: a line of memory, and a vector."""
+WORTH_A_TEAM = 60_000
+"""Simple operations on one element that are worth waking threads for: some microseconds of one thread."""
+
+
+@dataclass(frozen=True)
+class WrittenProgram:
+    """A program's function, and the Mojo source of its kernels (empty if it has none)."""
+
+    spec: ProgramSpec
+    source: str
+
+
+def write_program(region: Region, plan: Schedule, checked: Sequence[bool]) -> WrittenProgram:
+    """The program of a region by its schedule.
+
+    Args:
+        checked: For each input, whether its strides may differ from the traced ones when the program is called.
+    """
+    return _Writer(region, plan, checked).write()
+
+
+class _Writer:
+    def __init__(self, region: Region, plan: Schedule, checked: Sequence[bool]) -> None:
+        self.region, self.plan, self.checked = region, plan, checked
+        self.dtypes = {name: x.dtype for name, x in plan.program.inputs.items()}
+        self.definitions = {d.name: d for d in plan.program.definitions()}
+        self.dtypes |= {name: d.dtype for name, d in self.definitions.items()}
+        for step in plan.program.steps:
+            if isinstance(step, Call):
+                self.dtypes |= {r.name: r.dtype for r in step.results if r}
+        self.values: dict[str, Any] = {}
+        self.lines: list[str] = []
+        self.segments: list[SegmentSpec] = []
+        self.source = Source()
+        self.outputs = {name: k for k, (name, _) in enumerate(plan.program.outputs)}
+        self.in_place = _stored_in_place(plan)
+        self.as_tensors = self._needed_as_tensors()
+        self.last = self._last_uses()
+        self.offsets: dict[str, int] = {}
+        self.free: list[tuple[int, int]] = []
+        self.block = 0
+        self.launches, self.moved = 0, 0
+        self.calls: list[str] = []
+
+    # -- memory ------------------------------------------------------------------------------------------------
+    def _needed_as_tensors(self) -> set[str]:
+        """What torch's allocator gives each by itself: what leaves, and what a library reads or torch copies."""
+        needed = set(self.outputs) | {s for t, s in self.plan.program.stores if s not in self.in_place}
+        for step in self.plan.steps:
+            if isinstance(step, Call):
+                needed.update(step.reads())
+        return {n for n in needed if n in self.definitions}
+
+    def _last_uses(self) -> dict[str, int]:
+        last: dict[str, int] = {}
+        for k, step in enumerate(self.plan.steps):
+            for name in step.reads() if isinstance(step, Call) else _names(step):
+                last[name] = k
+        return last
+
+    def _bytes(self, name: str) -> int:
+        d = self.definitions[name]
+        return cost.count(d.variables) * torch.empty((), dtype=d.dtype).element_size()
+
+    def _place(self, name: str) -> None:
+        """Room in the block: the first gap that is large enough, else behind everything."""
+        size = -(-max(1, self._bytes(name)) // ALIGNMENT) * ALIGNMENT
+        for k, (start, end) in enumerate(self.free):
+            if end - start >= size:
+                self.offsets[name] = start
+                self.free[k : k + 1] = [(start + size, end)] if end - start > size else []
+                return
+        self.offsets[name] = self.block
+        self.block += size
+
+    def _release(self, name: str) -> None:
+        size = -(-max(1, self._bytes(name)) // ALIGNMENT) * ALIGNMENT
+        start = self.offsets[name]
+        gaps = sorted([*self.free, (start, start + size)])
+        self.free = gaps[:1]
+        for start, end in gaps[1:]:
+            if start == self.free[-1][1]:
+                self.free[-1] = (self.free[-1][0], end)
+            else:
+                self.free.append((start, end))
+
+    # -- text --------------------------------------------------------------------------------------------------
+    def write(self) -> WrittenProgram:
+        names = list(self.plan.program.inputs)
+        for name, check in zip(names, self.checked, strict=True):
+            layout = self.plan.layouts[name]
+            if check and len(layout.sizes):
+                size, stride = _tuple(layout.sizes), _tuple(layout.strides)
+                self.lines.append(f"if {name}.stride() != {stride}: {name} = as_planned({name}, {size}, {stride})")
+        run: list[Nest] = []
+        for k, step in enumerate(self.plan.steps):
+            if isinstance(step, Nest):
+                run.append(step)
+                if k + 1 == len(self.plan.steps) or isinstance(self.plan.steps[k + 1], Call):
+                    self._segment(run, k)
+                    run = []
+            else:
+                self._call(step)
+            self._delete(k)
+        for target, source in self.plan.program.stores:
+            if source not in self.in_place:
+                self.lines.append(f"{target}.copy_({source})")
+        results = [name for name, _ in self.plan.program.outputs]
+        self.lines.append(f"return ({', '.join(results)}{',' if results else ''})")
+        if self.block:
+            self.lines.insert(0, f"block = block_of({self.block})")
+            self.lines.insert(1, "base = block.data_ptr()")
+        body = "\n".join(f"    {line}" for line in self.lines)
+        text = f"def run({', '.join(names)}):\n{body}\n"
+        source = self.source.text()
+        spec = ProgramSpec(
+            text, self.values, tuple(self.segments), self.source.kernels, self.launches, tuple(self.calls), self.moved
+        )
+        return WrittenProgram(spec, source)
+
+    def _allocate(self, name: str) -> None:
+        d = self.definitions[name]
+        dtype = str(d.dtype).removeprefix("torch.")
+        if name in self.outputs:
+            port = self.region.outputs[self.outputs[name]]
+            sizes = tuple(int(s) for s in port.value.shape)
+            strides = _dense(sizes, port.order)
+        else:
+            layout = self.plan.layouts[name]
+            sizes, strides = _tuple(layout.sizes), _tuple(layout.strides)
+        self.lines.append(f"{name} = empty({sizes}, {strides}, dtype={dtype})")
+
+    def _segment(self, nests: list[Nest], k: int) -> None:
+        first = k + 1 - len(nests)
+        memory: dict[str, tuple[Any, int, int]] = {}
+        for i, nest in enumerate(nests):
+            for name in _written(nest):
+                if name in self.in_place or name in self.offsets:
+                    continue
+                if name in self.as_tensors:
+                    self._allocate(name)
+                else:
+                    self._place(name)
+            for name in _names(nest):
+                memory[name] = self._memory(name)
+            for name in list(self.offsets):
+                if self.last.get(name, -1) <= first + i and name in memory and name not in self.as_tensors:
+                    self._release(name)
+                    del self.offsets[name]
+        used = list(dict.fromkeys(n for nest in nests for n in _names(nest)))
+        slots = {n: Slot(i, self.dtypes[n]) for i, n in enumerate(used)}
+        number = self.source.add_segment(nests, slots, memory)
+        parallel = sum(nest.work for nest in nests) > WORTH_A_TEAM
+        self.segments.append(SegmentSpec(len(used), parallel))
+        self.launches += len(nests)
+        words = []
+        for name in used:
+            kind, start, _ = memory[name]
+            words.append(f"base + {start}" if kind == "block" else f"{kind}.data_ptr()")
+            self.moved += self._moved(name)
+        table = f"table{number}({', '.join(words)})"
+        if parallel:
+            self.lines.append(f"parallel(segment{number}, {table}, threads(), 0)")
+        else:
+            self.lines.append(f"segment{number}({table})")
+
+    def _moved(self, name: str) -> int:
+        layout = self.plan.layouts[name]
+        elements = 1
+        for size, stride in zip(layout.sizes, layout.strides, strict=True):
+            elements *= 1 if stride == 0 else size.constant
+        return elements * torch.empty((), dtype=self.dtypes[name]).element_size()
+
+    def _memory(self, name: str) -> tuple[Any, int, int]:
+        """Whose memory a tensor has: a Python name, or "block" with first and one-past-last byte."""
+        if name in self.in_place:
+            return self.in_place[name], 0, 1
+        if name in self.offsets:
+            return "block", self.offsets[name], self.offsets[name] + max(1, self._bytes(name))
+        return name, 0, 1
+
+    def _call(self, call: Call) -> None:
+        function = f"op{len(self.values)}"
+        self.values[function] = call.target
+        args = [self._argument(a) for a in call.args] + [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
+        results = [r.name if r else "_" for r in call.results]
+        many = len(call.target._schema.returns) > 1
+        self.lines.append(f"{', '.join(results)}{' ' if not many else ', '}= {function}({', '.join(args)})")
+        for r in call.results:
+            if r is not None and r.sizes and r.name in self.last | self.outputs:
+                size, stride = _tuple(r.sizes), _tuple(r.strides)
+                self.lines.append(
+                    f"if {r.name}.stride() != {stride}: {r.name} = as_planned({r.name}, {size}, {stride})"
+                )
+        self.calls.append(f"{call.library} {call.target}")
+
+    def _argument(self, x: Any) -> str:
+        if isinstance(x, Ref):
+            layout = self.plan.layouts[x.name]
+            if layout.sizes == x.sizes and layout.strides == x.strides and x.offset == 0:
+                return x.name
+            offset = f", {x.name}.storage_offset() + {x.offset.constant}" if x.offset != 0 else ""
+            return f"{x.name}.as_strided({_tuple(x.sizes)}, {_tuple(x.strides)}{offset})"
+        if isinstance(x, list | tuple):
+            inner = "".join(f"{self._argument(v)}, " for v in x)
+            return f"[{inner}]" if isinstance(x, list) else f"({inner})"
+        if x is None or isinstance(x, bool | int | str):
+            return repr(x)
+        name = f"k{len(self.values)}"
+        self.values[name] = x
+        return name
+
+    def _delete(self, k: int) -> None:
+        """Forget tensors that nothing reads any more."""
+        leaving = {*self.outputs, *self.plan.program.inputs, *(s for _, s in self.plan.program.stores)}
+        step = self.plan.steps[k]
+        own = {*self.as_tensors, *(r.name for s in self.plan.steps if isinstance(s, Call) for r in s.results if r)}
+        if isinstance(step, Nest) and k + 1 < len(self.plan.steps) and isinstance(self.plan.steps[k + 1], Nest):
+            return
+        dead = [n for n in own - leaving if self.last.get(n, len(self.plan.steps)) <= k and n not in self.values]
+        dead = [n for n in dead if any(n in line for line in self.lines) and f"del {n}" not in self.lines]
+        self.lines += [f"del {n}" for n in sorted(dead)]
+
+
+def _stored_in_place(plan: Schedule) -> dict[str, str]:
+    """Definitions that a kernel writes into an input, as the program's stores want it: definition to input.
+
+    It does if every read of the input comes before, or reads the very element that is written.
+    """
+    found: dict[str, str] = {}
+    outputs = {name for name, _ in plan.program.outputs}
+    for target, source in plan.program.stores:
+        layout, given = plan.layouts.get(source), plan.layouts[target]
+        if source in outputs or source in plan.program.inputs or source in found or layout is None:
+            continue
+        if (layout.sizes, layout.strides) == (given.sizes, given.strides) and _reads_are_over(plan, target, source):
+            found[source] = target
+    return found
+
+
+def _reads_are_over(plan: Schedule, target: str, source: str) -> bool:
+    written = False
+    for step in plan.steps:
+        if isinstance(step, Call):
+            if source in step.reads() or (written and target in step.reads()):
+                return False
+            if source in [r.name for r in step.results if r]:
+                return False
+            continue
+        here = next(
+            (
+                (i, j)
+                for i, stage in enumerate(step.stages)
+                for j, s in enumerate(stage.statements)
+                if s.name == source and s.address is not None
+            ),
+            None,
+        )
+        for i, stage in enumerate(step.stages):
+            for j, s in enumerate(stage.statements):
+                for x in walk(s.body):
+                    if not isinstance(x, Load) or x.source != target or not x.index:
+                        continue
+                    if written or (here is not None and (i, j) > here):
+                        return False
+                    address = step.stages[here[0]].statements[here[1]].address if here else None
+                    if here is not None and x.index[0] != address:
+                        return False
+        written = written or here is not None
+    return written
+
+
+def _names(nest: Nest) -> list[str]:
+    """The tensors that a nest reads and writes in memory, in order."""
+    names: dict[str, None] = {}
+    for stage in nest.stages:
+        for s in stage.statements:
+            for x in walk(s.body):
+                if isinstance(x, Load) and x.index:
+                    names[x.source] = None
+            if s.address is not None:
+                names[s.name] = None
+    return list(names)
+
+
+def _written(nest: Nest) -> list[str]:
+    return [s.name for stage in nest.stages for s in stage.statements if s.address is not None]
+
+
+def _tuple(sizes: Sequence[Index]) -> tuple[int, ...]:
+    if not all(s.is_constant for s in sizes):
+        raise Unsupported("programs of known sizes")
+    return tuple(s.constant for s in sizes)
+
+
+def _dense(sizes: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [1] * len(sizes), 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= max(1, sizes[d])
+    return tuple(strides)

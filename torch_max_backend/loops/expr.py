@@ -1,0 +1,425 @@
+"""Scalar expressions: what is computed at one index.
+
+Every expression has a torch dtype. The names of operations are those of the kernel interface (``codegen``), which says
+what each means; the table :data:`OPERATIONS` says how many operands it takes and of what dtype its result is. Expressions
+are compared by value, and are small graphs rather than trees: what is used twice is one object.
+
+>>> x = Load("x", (Index.of(Var("i", 4)),), torch.float32)
+>>> print(op("mul", x, constant(2.0, torch.float32)))
+mul(x[i], 2.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from torch_max_backend.loops.index import Atom, Computed, Index, Var
+
+SHORT = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+    torch.bool: "boolean",
+}
+"""The dtypes of scalar expressions, by their short names."""
+
+_SAME, _BOOL = "the dtype of the first operand", "bool"
+_UNARY = """neg absolute sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh
+    asinh acosh atanh erf erfc erfinv lgamma digamma floor ceil trunc round_even sign sigmoid bit_not"""
+_BINARY = """add sub mul div floor_div trunc_div remainder fmod minimum maximum fmin fmax pow atan2 hypot copysign
+    bit_and bit_or bit_xor shift_left shift_right"""
+OPERATIONS: dict[str, tuple[int, str]] = {
+    **dict.fromkeys(_UNARY.split(), (1, _SAME)),
+    **dict.fromkeys(_BINARY.split(), (2, _SAME)),
+    **dict.fromkeys(["eq", "ne", "lt", "le", "gt", "ge"], (2, _BOOL)),
+    **dict.fromkeys(["is_nan", "is_inf", "is_finite"], (1, _BOOL)),
+}
+"""Operations on operands of one dtype: how many, and what the result is. ``cast``, ``round`` and ``select`` are besides."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expr:
+    """A scalar expression of one dtype."""
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
+        return (type(self).__name__, *self._fields())
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    def _fields(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(self) is type(other) and self._hash == other._hash and self._key == other._key)  # type: ignore[attr-defined]
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        """The expressions that it is computed from, those inside indices not among them."""
+        return ()
+
+    # -- formulas: numbers take the dtype of the other operand -------------------------------------------------
+    def _binary(self, name: str, other: Any, turned: bool = False) -> Scalar:
+        other = other if isinstance(other, Expr) else constant(other, self.dtype)  # type: ignore[attr-defined]
+        return op(name, other, self) if turned else op(name, self, other)  # type: ignore[arg-type]
+
+    def __add__(self, other: Any) -> Scalar:
+        return self._binary("add", other)
+
+    def __radd__(self, other: Any) -> Scalar:
+        return self._binary("add", other, turned=True)
+
+    def __sub__(self, other: Any) -> Scalar:
+        return self._binary("sub", other)
+
+    def __rsub__(self, other: Any) -> Scalar:
+        return self._binary("sub", other, turned=True)
+
+    def __mul__(self, other: Any) -> Scalar:
+        return self._binary("mul", other)
+
+    def __rmul__(self, other: Any) -> Scalar:
+        return self._binary("mul", other, turned=True)
+
+    def __truediv__(self, other: Any) -> Scalar:
+        return self._binary("div", other)
+
+    def __rtruediv__(self, other: Any) -> Scalar:
+        return self._binary("div", other, turned=True)
+
+    def __and__(self, other: Any) -> Scalar:
+        return self._binary("bit_and", other)
+
+    def __or__(self, other: Any) -> Scalar:
+        return self._binary("bit_or", other)
+
+    def __xor__(self, other: Any) -> Scalar:
+        return self._binary("bit_xor", other)
+
+    def __neg__(self) -> Scalar:
+        return op("neg", self)  # type: ignore[arg-type]
+
+    def __invert__(self) -> Scalar:
+        return op("bit_not", self)  # type: ignore[arg-type]
+
+    def __lt__(self, other: Any) -> Scalar:
+        return self._binary("lt", other)
+
+    def __le__(self, other: Any) -> Scalar:
+        return self._binary("le", other)
+
+    def __gt__(self, other: Any) -> Scalar:
+        return self._binary("gt", other)
+
+    def __ge__(self, other: Any) -> Scalar:
+        return self._binary("ge", other)
+
+    def equals(self, other: Any) -> Scalar:
+        """Whether the numbers are equal (``==`` says whether the expressions are)."""
+        return self._binary("eq", other)
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Expr):
+    """A number."""
+
+    value: bool | int | float
+    dtype: torch.dtype
+
+    def _fields(self) -> tuple[Any, ...]:
+        exact = self.value.hex() if isinstance(self.value, float) else self.value
+        return (exact, self.dtype)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Load(Expr):
+    """An element of an input or of a definition."""
+
+    source: str
+    index: tuple[Index, ...]
+    dtype: torch.dtype
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.source, self.index)
+
+    def __str__(self) -> str:
+        return f"{self.source}[{', '.join(map(str, self.index))}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Op(Expr):
+    """An operation; ``cast`` is torch's ``.to``, ``round`` a cast that torch does between ops and that may be left out."""
+
+    name: str
+    args: tuple[Expr, ...]
+    dtype: torch.dtype
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.name, self.dtype, self.args)
+
+    def __str__(self) -> str:
+        name = f"{self.name}<{SHORT[self.dtype]}>" if self.name in ("cast", "round", "bitcast") else self.name
+        return f"{name}({', '.join(map(str, self.args))})"
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+@dataclass(frozen=True, eq=False)
+class FromIndex(Expr):
+    """An index as a number of dtype int64."""
+
+    index: Index
+    dtype: torch.dtype = torch.int64
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.index,)
+
+    def __str__(self) -> str:
+        return f"index({self.index})"
+
+
+@dataclass(frozen=True, eq=False)
+class Guarded(Expr):
+    """``value`` where ``condition`` holds, else ``other``; what ``value`` loads is loaded only where it holds."""
+
+    condition: Expr
+    value: Expr
+    other: Expr
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype  # type: ignore[attr-defined]
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.condition, self.value, self.other)
+
+    def __str__(self) -> str:
+        return f"({self.value} if {self.condition} else {self.other})"
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return (self.condition, self.value, self.other)
+
+
+Scalar = Const | Load | Op | FromIndex | Guarded
+
+
+# -- making ------------------------------------------------------------------------------------------------------------
+def constant(value: bool | int | float, dtype: torch.dtype) -> Const:
+    """A number as an element of ``dtype`` holds it: rounded, wrapped, or as a truth value."""
+    if dtype is torch.bool:
+        return Const(bool(value), dtype)
+    if dtype.is_floating_point:
+        if dtype is torch.float64:
+            return Const(float(value), dtype)
+        return Const(torch.tensor(float(value), dtype=torch.float64).to(dtype).item(), dtype)
+    if isinstance(value, float) and not math.isfinite(value):
+        value = 0
+    info = torch.iinfo(dtype)
+    return Const((int(value) - info.min) % (info.max - info.min + 1) + info.min, dtype)
+
+
+def op(name: str, *args: Scalar) -> Scalar:
+    """An operation on operands of one dtype."""
+    count, result = OPERATIONS[name]
+    if len(args) != count or len({a.dtype for a in args}) != 1:
+        raise TypeError(f"{name} of {[SHORT[a.dtype] for a in args]}: it takes {count} of one dtype")
+    return Op(name, args, torch.bool if result is _BOOL else args[0].dtype)
+
+
+def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
+    """The expression in another dtype, as torch's ``.to`` gives it."""
+    if x.dtype is dtype:
+        return x
+    if isinstance(x, Const):
+        if dtype.is_floating_point or isinstance(x.value, bool | int) or math.isfinite(x.value):
+            return constant(x.value, dtype)
+    if isinstance(x, Op) and x.name == "round" and dtype is x.args[0].dtype:
+        return x.args[0]  # the rounding between two ops is left out
+    return Op(name, (x,), dtype)
+
+
+def rounded(x: Scalar, dtype: torch.dtype) -> Scalar:
+    """The result of an op that torch computes in a wider dtype, rounded to ``dtype``; left out before another op."""
+    return cast(x, dtype, "round")
+
+
+def select(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
+    """``yes`` where ``condition`` holds, else ``no``; both are computed."""
+    if isinstance(condition, Const):
+        return yes if condition.value else no
+    if yes.dtype is not no.dtype or condition.dtype is not torch.bool:
+        raise TypeError(f"select of {condition.dtype}, {yes.dtype}, {no.dtype}")
+    return yes if yes == no else Op("select", (condition, yes, no), yes.dtype)
+
+
+def guarded(condition: Scalar, value: Scalar, other: Scalar) -> Scalar:
+    """``value`` where ``condition`` holds, else ``other``."""
+    if isinstance(condition, Const):
+        return value if condition.value else other
+    return Guarded(condition, value, other)
+
+
+def from_index(index: Index) -> Scalar:
+    """An index as an int64 number."""
+    if index.is_constant:
+        return Const(index.constant, torch.int64)
+    if len(index.terms) == 1 and not index.constant and index.terms[0][1] == 1:
+        atom = index.terms[0][0]
+        if isinstance(atom, Computed):
+            return atom.value
+    return FromIndex(index)
+
+
+def compare_index(name: str, left: Index, right: Index) -> Scalar:
+    """A comparison (``lt``, ``le``, ``gt``, ``ge``, ``eq``, ``ne``) of indices; a constant where ranges decide it."""
+    low, high = (left - right).bounds
+    decided = {
+        "lt": (high < 0, low >= 0),
+        "le": (high <= 0, low > 0),
+        "gt": (low > 0, high <= 0),
+        "ge": (low >= 0, high < 0),
+        "eq": (low == high == 0, low > 0 or high < 0),
+        "ne": (low > 0 or high < 0, low == high == 0),
+    }[name]
+    if any(decided):
+        return Const(decided[0], torch.bool)
+    return op(name, _as_number(left), _as_number(right))
+
+
+def _as_number(index: Index) -> Scalar:
+    return from_index(index)
+
+
+def as_index(x: Scalar, low: int | None = None, high: int | None = None) -> Index:
+    """An integer expression as an index, with what is known of its range."""
+    if isinstance(x, Const):
+        return Index.of(int(x.value))
+    if isinstance(x, FromIndex):
+        return x.index
+    if x.dtype is not torch.int64:
+        x = cast(x, torch.int64)
+    return Index.of(Computed(x, low, high))
+
+
+# -- reading and rewriting ---------------------------------------------------------------------------------------------
+def nested(index: Index) -> Iterator[Scalar]:
+    """The expressions inside the computed integers of an index."""
+    for atom in index.atoms:
+        if isinstance(atom, Computed):
+            yield atom.value
+
+
+def inside(x: Scalar) -> Iterator[Scalar]:
+    """What an expression is made of directly, expressions inside its indices included."""
+    yield from x.operands  # type: ignore[misc]
+    indices = x.index if isinstance(x, Load) else (x.index,) if isinstance(x, FromIndex) else ()
+    for index in indices:
+        yield from nested(index)
+
+
+def walk(*roots: Scalar) -> Iterator[Scalar]:
+    """Every expression in ``roots`` once, operands before what uses them."""
+    seen: set[Scalar] = set()
+    stack: list[tuple[Scalar, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        x, ready = stack.pop()
+        if ready:
+            yield x
+            continue
+        if x in seen:
+            continue
+        seen.add(x)
+        stack.append((x, True))
+        stack.extend((y, False) for y in inside(x))
+
+
+def loads(*roots: Scalar) -> list[Load]:
+    """The loads in ``roots``."""
+    return [x for x in walk(*roots) if isinstance(x, Load)]
+
+
+def variables(x: Scalar) -> frozenset[Var]:
+    """The loop variables that an expression depends on."""
+    found: set[Var] = set()
+    for y in walk(x):
+        indices = y.index if isinstance(y, Load) else (y.index,) if isinstance(y, FromIndex) else ()
+        for index in indices:
+            found |= index.variables
+    return frozenset(found)
+
+
+def rewrite(
+    x: Scalar,
+    values: Mapping[Atom, Index],
+    load: Callable[[Load], Scalar] = lambda x: x,
+    done: dict[Scalar, Scalar] | None = None,
+) -> Scalar:
+    """The expression with atoms of its indices replaced, and then each load by what ``load`` gives for it."""
+    done = {} if done is None else done
+
+    def again(y: Scalar) -> Scalar:
+        if y not in done:
+            done[y] = one(y)
+        return done[y]
+
+    def one(y: Scalar) -> Scalar:
+        if isinstance(y, Const):
+            return y
+        if isinstance(y, Load):
+            index = tuple(i.substitute(values, again) for i in y.index)
+            same = all(a is b for a, b in zip(index, y.index, strict=True))
+            return load(y if same else Load(y.source, index, y.dtype))
+        if isinstance(y, FromIndex):
+            index_ = y.index.substitute(values, again)
+            return y if index_ is y.index else from_index(index_)
+        parts = tuple(again(a) for a in y.operands)  # type: ignore[arg-type]
+        if all(a is b for a, b in zip(parts, y.operands, strict=True)):
+            return y
+        return remade(y, parts)
+
+    return again(x)
+
+
+def remade(x: Scalar, parts: tuple[Scalar, ...]) -> Scalar:
+    """The operation or guard ``x`` with other operands, simplified as it is when it is made."""
+    if isinstance(x, Guarded):
+        return guarded(*parts)
+    assert isinstance(x, Op)
+    if x.name in ("cast", "round"):
+        return cast(parts[0], x.dtype, x.name)
+    if x.name == "select":
+        return select(*parts)
+    if x.name in _COMPARISONS and all(isinstance(p, Const | FromIndex) for p in parts):
+        left, right = (as_index(p) for p in parts)
+        if all(p.dtype is torch.int64 for p in parts):
+            return compare_index(x.name, left, right)
+    return Op(x.name, parts, x.dtype)
+
+
+_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])

@@ -1,0 +1,240 @@
+"""Loop programs: definitions of tensors by loops, and calls of libraries, in an order in which they can run.
+
+>>> i, j = Var("i", 4), Var("j", 8)
+>>> x = Load("x", (Index.of(i), Index.of(j)), torch.float32)
+>>> print(Definition("t0", torch.float32, (i,), x, Reduction("sum", (j,))))
+t0[i:4]: f32 = sum over j:8 of x[i, j]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, walk
+from torch_max_backend.loops.index import Index, Var
+
+COMBINERS = ("sum", "product", "maximum", "minimum", "any", "all", "argmax", "argmin")
+"""What a reduction does with its elements. Maximum and minimum are NaN if an element is; argmax and argmin give the place
+of the first greatest or least (a NaN counts as such) in the order of the reduction's variables."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A combiner and the variables that are reduced, the last one running fastest."""
+
+    combiner: str
+    variables: tuple[Var, ...]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Prefixes along ``variable``, which is one of the definition's: an element combines all up to its own place."""
+
+    combiner: str
+    variable: Var
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Elements of ``source`` combined into the tensor that the definition's body gives, at computed places.
+
+    For every value of ``variables``, ``source`` is combined into the element at ``target``. The combiner is "sum",
+    "product", "maximum", "minimum" or "set"; with "set" the last in the order of the variables stays.
+    """
+
+    combiner: str
+    variables: tuple[Var, ...]
+    target: tuple[Index, ...]
+    source: Scalar
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A tensor: for every value of ``variables``, the scalar ``body``, reduced, scanned or scattered into if it says so.
+
+    ``where`` is the op and the user's line that it comes from.
+    """
+
+    name: str
+    dtype: torch.dtype
+    variables: tuple[Var, ...]
+    body: Scalar
+    how: Reduction | Scan | Scatter | None = None
+    where: str = ""
+
+    @property
+    def reduced(self) -> tuple[Var, ...]:
+        """The variables that only the body has."""
+        return self.how.variables if isinstance(self.how, Reduction) else ()
+
+    @property
+    def sizes(self) -> tuple[Index, ...]:
+        """The tensor's sizes."""
+        return tuple(Index.of(v.size) for v in self.variables)
+
+    def expressions(self) -> tuple[Scalar, ...]:
+        """Every expression in it: what a pass must look at."""
+        extra = (self.how.source, *_nested(self.how.target)) if isinstance(self.how, Scatter) else ()
+        return (self.body, *extra)
+
+    def __str__(self) -> str:
+        head = f"{self.name}[{_ranges(self.variables)}]: {SHORT[self.dtype]} ="
+        if isinstance(self.how, Reduction):
+            return f"{head} {self.how.combiner} over {_ranges(self.how.variables)} of {self.body}"
+        if isinstance(self.how, Scan):
+            return f"{head} {self.how.combiner} up to {self.how.variable} of {self.body}"
+        if isinstance(self.how, Scatter):
+            target = ", ".join(map(str, self.how.target))
+            over = _ranges(self.how.variables)
+            return f"{head} {self.body}, then {self.how.combiner} at [{target}] over {over} of {self.how.source}"
+        return f"{head} {self.body}"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that enters, by its sizes and its strides in elements."""
+
+    name: str
+    dtype: torch.dtype
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+
+    def __str__(self) -> str:
+        sizes, strides = (", ".join(map(str, x)) for x in (self.sizes, self.strides))
+        return f"in {self.name}: {SHORT[self.dtype]}[{sizes}] strides ({strides})"
+
+
+@dataclass(frozen=True)
+class Called:
+    """A tensor that a library call returns: its name, sizes and strides."""
+
+    name: str
+    dtype: torch.dtype
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a library: ``target`` is a torch op; in ``args``, :class:`Ref` stands for a tensor of the program."""
+
+    library: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(hash=False)
+    results: tuple[Called | None, ...] = ()
+    where: str = ""
+
+    def reads(self) -> tuple[str, ...]:
+        """The names of the tensors that it reads."""
+        return tuple(_refs([self.args, list(self.kwargs.values())]))
+
+    def __str__(self) -> str:
+        results = ", ".join(r.name if r else "_" for r in self.results)
+        args = ", ".join([*map(str, self.args), *(f"{k}={v}" for k, v in self.kwargs.items())])
+        return f"{results} = {self.library} {self.target}({args})"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor as a library call reads it: the one of that name, viewed with these sizes and strides."""
+
+    name: str
+    sizes: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    offset: Index
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.sizes))})"
+
+
+Step = Definition | Call
+
+
+@dataclass
+class Program:
+    """Inputs, steps in an order in which they can run, and what leaves.
+
+    ``outputs`` are pairs of a name and the order of its dimensions in memory. ``stores`` are pairs of an input and the
+    definition that is written into it after every step that reads the input. ``symbols`` are the sizes that a call
+    gives.
+    """
+
+    inputs: dict[str, Input] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    outputs: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    stores: list[tuple[str, str]] = field(default_factory=list)
+    symbols: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [*map(str, self.inputs.values()), *map(str, self.steps)]
+        lines += [f"out {name} order {order}" for name, order in self.outputs]
+        lines += [f"store {source} into {target}" for target, source in self.stores]
+        return "\n".join(lines)
+
+    def definitions(self) -> Iterator[Definition]:
+        """The definitions, in order."""
+        return (s for s in self.steps if isinstance(s, Definition))
+
+
+def reads(step: Step) -> tuple[str, ...]:
+    """The names of the tensors that a step reads, each once."""
+    if isinstance(step, Call):
+        return tuple(dict.fromkeys(step.reads()))
+    return tuple(dict.fromkeys(x.source for x in loads(*step.expressions())))
+
+
+def _nested(target: tuple[Index, ...]) -> tuple[Scalar, ...]:
+    from torch_max_backend.loops.expr import nested
+
+    return tuple(x for index in target for x in nested(index))
+
+
+def _refs(value: Any) -> Iterator[str]:
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from _refs(v)
+
+
+def _ranges(variables: tuple[Var, ...]) -> str:
+    return ", ".join(f"{v.name}:{v.size}" for v in variables)
+
+
+def check(program: Program) -> None:
+    """Raise ``ValueError`` unless names are defined before they are read, with as many indices as they have dimensions.
+
+    Every pass is followed by this in tests.
+    """
+    ranks = {name: len(x.sizes) for name, x in program.inputs.items()}
+    for step in program.steps:
+        if isinstance(step, Call):
+            missing = [n for n in step.reads() if n not in ranks]
+            ranks.update({r.name: len(r.sizes) for r in step.results if r is not None})
+        else:
+            missing = []
+            bound = {*step.variables, *step.reduced}
+            if isinstance(step.how, Scatter):
+                bound |= {*step.how.variables}
+            for x in walk(*step.expressions()):
+                if isinstance(x, Load):
+                    if x.source not in ranks:
+                        missing.append(x.source)
+                    elif len(x.index) != ranks[x.source]:
+                        raise ValueError(
+                            f"{step.name}: {x} has {len(x.index)} indices for {ranks[x.source]} dimensions"
+                        )
+                    free = frozenset().union(*(i.variables for i in x.index), frozenset()) - bound
+                    if free:
+                        raise ValueError(f"{step.name}: {x} reads {sorted(map(str, free))}, which no loop gives")
+            ranks[step.name] = len(step.variables)
+        if missing:
+            raise ValueError(f"{step}: {missing} is not defined before it")
+    for name in [n for n, _ in program.outputs] + [s for _, s in program.stores]:
+        if name not in ranks:
+            raise ValueError(f"{name} leaves and is not defined")

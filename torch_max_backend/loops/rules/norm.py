@@ -1,0 +1,161 @@
+"""Normalisations, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_max_backend.loops.expr import op
+from torch_max_backend.loops.index import Index, product
+from torch_max_backend.loops.rules.reduce import as_number, moments, over
+from torch_max_backend.loops.rules.registry import aten, rule
+from torch_max_backend.loops.rules.views import reshaped
+from torch_max_backend.loops.tensor import Tensor, computed_in, define, pointwise
+
+
+def _inverse(variance: Tensor, eps: float) -> Tensor:
+    return pointwise(lambda v: op("rsqrt", v + eps), variance)
+
+
+def _applied(
+    x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """``(x - mean) * inverse * weight + bias``, computed in the statistics' dtype."""
+    operands = [y for y in (weight, bias) if y is not None]
+
+    def formula(x: Any, m: Any, r: Any, *rest: Any) -> Any:
+        y = (x - m) * r
+        if weight is not None:
+            y = y * rest[0]
+        return y if bias is None else y + rest[-1]
+
+    return pointwise(formula, x, mean, inverse, *operands, compute=mean.dtype, dtype=dtype)
+
+
+# native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)
+#     -> (Tensor, Tensor, Tensor)
+@rule(aten.native_layer_norm.default)
+def native_layer_norm(
+    input: Tensor, normalized_shape: Sequence[Any], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    compute = computed_in(input.dtype)
+    dims = list(range(input.rank - len(normalized_shape), input.rank))
+    mean, variance = moments(input, dims, 0, compute)
+    inverse = _inverse(variance, eps)
+    return _applied(input, mean, inverse, weight, bias, input.dtype), mean, inverse
+
+
+# native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,
+#     Tensor? weight, Tensor? bias, bool[3] output_mask) -> (Tensor, Tensor, Tensor)
+@rule(aten.native_layer_norm_backward.default)
+def native_layer_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[Any],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    compute = computed_in(input.dtype)
+    first = input.rank - len(normalized_shape)
+    inner, outer = list(range(first, input.rank)), list(range(first))
+    n = product(input.shape[d] for d in inner)
+    normal = pointwise(lambda x, m, r: (x - m) * r, input, mean, rstd, compute=compute, dtype=compute)
+    into = (
+        grad_out if weight is None else pointwise(lambda g, w: g * w, grad_out, weight, compute=compute, dtype=compute)
+    )
+    results: list[Tensor | None] = [None, None, None]
+    if output_mask[0]:
+        a = over("sum", into, inner, True, compute=compute)
+        both = pointwise(lambda g, x: g * x, into, normal, compute=compute, dtype=compute)
+        b = over("sum", both, inner, True, compute=compute)
+        results[0] = pointwise(
+            lambda g, x, a, b, r: (g - (a + x * b) / as_number(n, a.dtype)) * r,
+            into, normal, a, b, rstd, compute=compute, dtype=input.dtype,
+        )  # fmt: skip
+    if output_mask[1] and weight is not None:
+        both = pointwise(lambda g, x: g * x, grad_out, normal, compute=compute, dtype=compute)
+        results[1] = _summed(both, outer, weight.dtype, compute)
+    if output_mask[2] and bias is not None:
+        results[2] = _summed(grad_out, outer, bias.dtype, compute)
+    return tuple(results)  # type: ignore[return-value]
+
+
+def _summed(x: Tensor, dims: Sequence[int], dtype: torch.dtype, compute: torch.dtype) -> Tensor:
+    if not dims:
+        return define(x.shape, dtype, x.at) if x.dtype is dtype else pointwise(lambda e: e, x, dtype=dtype)
+    return over("sum", x, list(dims), compute=compute, dtype=dtype)
+
+
+# native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps)
+#     -> (Tensor, Tensor, Tensor)
+@rule(aten.native_group_norm.default)
+def native_group_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Any, C: Any, HxW: Any, group: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    compute = computed_in(input.dtype)
+    channels = Index.of(C)
+    rest = input.shape[2:]
+    split = reshaped(input, [N, group, channels // group, *rest])
+    mean, variance = moments(split, list(range(2, split.rank)), 0, compute)
+    inverse = _inverse(variance, eps)
+
+    def per_channel(w: Tensor | None) -> Tensor | None:
+        return None if w is None else reshaped(w, [1, group, channels // group, *[1] * len(rest)])
+
+    y = _applied(split, mean, inverse, per_channel(weight), per_channel(bias), input.dtype)
+    statistics = [reshaped(s, [N, group]) for s in (mean, inverse)]
+    if input.dtype is not compute:
+        statistics = [pointwise(lambda e: e, s, dtype=input.dtype) for s in statistics]
+    return reshaped(y, input.shape), statistics[0], statistics[1]
+
+
+# _native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
+#     Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)
+@rule(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_inference(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    compute = computed_in(input.dtype)
+    shape = [1, input.shape[1], *[1] * (input.rank - 2)]
+    mean, variance = (
+        pointwise(lambda e: e, reshaped(s, shape), dtype=compute, compute=compute) for s in (running_mean, running_var)
+    )
+    weight, bias = (w if w is None else reshaped(w, shape) for w in (weight, bias))
+    y = _applied(input, mean, _inverse(variance, eps), weight, bias, input.dtype)
+    nothing = define((Index.of(0),), running_mean.dtype if running_mean is not None else input.dtype, _never)
+    return y, nothing, nothing
+
+
+def _never(index: Any) -> Any:
+    from torch_max_backend.loops.expr import constant
+
+    return constant(0.0, torch.float32)
+
+
+# _fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)
+@rule(aten._fused_rms_norm.default)
+def fused_rms_norm(
+    input: Tensor, normalized_shape: Sequence[Any], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    compute = computed_in(input.dtype)
+    dims = list(range(input.rank - len(normalized_shape), input.rank))
+    n = product(input.shape[d] for d in dims)
+    small = torch.finfo(compute).eps if eps is None else eps
+    squares = over("sum", input, dims, True, lambda x: x * x, compute, lambda s: s / as_number(n, s.dtype))
+    inverse = _inverse(squares, small)
+    if weight is None:
+        y = pointwise(lambda x, r: x * r, input, inverse, compute=compute, dtype=input.dtype)
+    else:
+        y = pointwise(lambda x, r, w: x * r * w, input, inverse, weight, compute=compute, dtype=input.dtype)
+    return y, inverse

@@ -1,0 +1,542 @@
+"""Elementwise ops: a formula of scalars each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_max_backend.base.errors import Unsupported
+from torch_max_backend.loops.expr import Scalar, cast, constant, from_index, op, select
+from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.rules.registry import add_rule, aten, prims, rule
+from torch_max_backend.loops.tensor import (
+    PROMOTION,
+    Operand,
+    Tensor,
+    define,
+    expanded,
+    is_number,
+    number,
+    pointwise,
+    promoted,
+)
+
+Formula = Callable[..., Scalar]
+
+
+def _op(name: str) -> Formula:
+    return lambda *args: op(name, *args)
+
+
+def _register(kind: Any, table: dict[Any, Formula]) -> None:
+    for overload, formula in table.items():
+        add_rule(lambda *operands, formula=formula: pointwise(formula, *operands, kind=kind), overload)
+
+
+# -- formulas ----------------------------------------------------------------------------------------------------------
+def relu(x: Scalar) -> Scalar:
+    return op("maximum", x, constant(0, x.dtype))
+
+
+def sigmoid(x: Scalar) -> Scalar:
+    return op("sigmoid", x)
+
+
+def silu(x: Scalar) -> Scalar:
+    return x * sigmoid(x)
+
+
+def softplus(x: Scalar, beta: float = 1.0, threshold: float = 20.0) -> Scalar:
+    return select(x * beta > threshold, x, op("log1p", op("exp", x * beta)) / beta)
+
+
+def clamp_to(x: Scalar, low: Scalar | float | None, high: Scalar | float | None) -> Scalar:
+    """Torch's clamp: the upper limit wins, NaN stays."""
+    for name, limit in (("maximum", low), ("minimum", high)):
+        if limit is not None:
+            x = op(name, x, limit if not isinstance(limit, int | float) else constant(limit, x.dtype))
+    return x
+
+
+def _square(x: Scalar) -> Scalar:
+    return x * x
+
+
+def _logit(x: Scalar) -> Scalar:
+    return op("log", x / (1 - x))
+
+
+def _frac(x: Scalar) -> Scalar:
+    return x - op("trunc", x)
+
+
+def _float_only(formula: Formula) -> Formula:
+    """For integers the op gives its operand."""
+    return lambda x: formula(x) if x.dtype.is_floating_point else x
+
+
+def _sign(x: Scalar) -> Scalar:
+    if x.dtype is torch.bool:
+        return x
+    if x.dtype.is_floating_point:
+        return op("sign", x)
+    zero = constant(0, x.dtype)
+    return cast(x > zero, x.dtype) - cast(x < zero, x.dtype)
+
+
+def _absolute(x: Scalar) -> Scalar:
+    return x if x.dtype is torch.bool or not x.dtype.is_signed else op("absolute", x)
+
+
+# -- one operand -------------------------------------------------------------------------------------------------------
+_register(
+    PROMOTION.DEFAULT,
+    {
+        aten.relu.default: relu,
+        aten.neg.default: _op("neg"),
+        aten.abs.default: _absolute,
+        aten.sign.default: _sign,
+        aten.sgn.default: _sign,
+        aten.square.default: _square,
+        aten.floor.default: _float_only(_op("floor")),
+        aten.ceil.default: _float_only(_op("ceil")),
+        aten.trunc.default: _float_only(_op("trunc")),
+        aten.round.default: _float_only(_op("round_even")),
+        aten.frac.default: _frac,
+        aten.silu.default: silu,
+        aten.mish.default: lambda x: x * op("tanh", softplus(x)),
+        aten.hardswish.default: lambda x: x * clamp_to(x + 3, 0, 6) / 6,
+        aten.hardsigmoid.default: lambda x: clamp_to(x + 3, 0, 6) / 6,
+    },
+)
+_register(
+    PROMOTION.INT_TO_FLOAT,
+    {
+        getattr(aten, name).default: _op(ours)
+        for name, ours in {
+            **{
+                n: n
+                for n in [
+                    "exp",
+                    "exp2",
+                    "expm1",
+                    "log",
+                    "log2",
+                    "log10",
+                    "log1p",
+                    "sin",
+                    "cos",
+                    "tan",
+                    "asin",
+                    "acos",
+                    "atan",
+                    "sinh",
+                    "cosh",
+                    "tanh",
+                ]
+            },
+            **{
+                n: n
+                for n in [
+                    "asinh",
+                    "acosh",
+                    "atanh",
+                    "erf",
+                    "erfc",
+                    "erfinv",
+                    "sqrt",
+                    "rsqrt",
+                    "reciprocal",
+                    "sigmoid",
+                    "lgamma",
+                    "digamma",
+                ]
+            },
+        }.items()
+    },
+)
+_register(
+    PROMOTION.ALWAYS_BOOL,
+    {
+        aten.isnan.default: lambda x: op("is_nan", x) if x.dtype.is_floating_point else constant(False, torch.bool),
+        aten.isinf.default: lambda x: op("is_inf", x) if x.dtype.is_floating_point else constant(False, torch.bool),
+        aten.logical_not.default: lambda x: ~cast(x, torch.bool),
+        aten.signbit.default: lambda x: (
+            op("copysign", constant(1, x.dtype), x) < 0 if x.dtype.is_floating_point else x < 0
+        ),
+    },
+)
+
+
+# -- two operands ------------------------------------------------------------------------------------------------------
+def _minimum(name: str) -> Formula:
+    def formula(a: Scalar, b: Scalar) -> Scalar:
+        if a.dtype is torch.bool:
+            return a & b if name.endswith("min") or name == "minimum" else a | b
+        return op(name if a.dtype.is_floating_point else {"fmin": "minimum", "fmax": "maximum"}.get(name, name), a, b)
+
+    return formula
+
+
+def _pow(x: Scalar, y: Scalar) -> Scalar:
+    return op("pow", x, y)
+
+
+_register(
+    PROMOTION.DEFAULT,
+    {
+        aten.mul.Tensor: lambda a, b: a & b if a.dtype is torch.bool else a * b,
+        aten.mul.Scalar: lambda a, b: a & b if a.dtype is torch.bool else a * b,
+        aten.maximum.default: _minimum("maximum"),
+        aten.minimum.default: _minimum("minimum"),
+        aten.fmax.default: _minimum("fmax"),
+        aten.fmin.default: _minimum("fmin"),
+        aten.remainder.Tensor: _op("remainder"),
+        aten.remainder.Scalar: _op("remainder"),
+        aten.remainder.Scalar_Tensor: _op("remainder"),
+        aten.fmod.Tensor: _op("fmod"),
+        aten.fmod.Scalar: _op("fmod"),
+        aten.floor_divide.default: _op("floor_div"),
+        aten.bitwise_and.Tensor: _op("bit_and"),
+        aten.bitwise_and.Scalar: _op("bit_and"),
+        aten.bitwise_or.Tensor: _op("bit_or"),
+        aten.bitwise_or.Scalar: _op("bit_or"),
+        aten.bitwise_xor.Tensor: _op("bit_xor"),
+        aten.bitwise_xor.Scalar: _op("bit_xor"),
+        aten.bitwise_not.default: _op("bit_not"),
+        aten.bitwise_left_shift.Tensor: _op("shift_left"),
+        aten.bitwise_left_shift.Tensor_Scalar: _op("shift_left"),
+        aten.bitwise_right_shift.Tensor: _op("shift_right"),
+        aten.bitwise_right_shift.Tensor_Scalar: _op("shift_right"),
+        aten.__lshift__.Scalar: _op("shift_left"),
+        aten.__lshift__.Tensor: _op("shift_left"),
+        aten.__rshift__.Scalar: _op("shift_right"),
+        aten.__rshift__.Tensor: _op("shift_right"),
+        aten.clamp_min.default: lambda x, low: clamp_to(x, low, None),
+        aten.clamp_max.default: lambda x, high: clamp_to(x, None, high),
+        aten.clamp_min.Tensor: lambda x, low: clamp_to(x, low, None),
+        aten.clamp_max.Tensor: lambda x, high: clamp_to(x, None, high),
+    },
+)
+_register(
+    PROMOTION.INT_TO_FLOAT,
+    {
+        aten.div.Tensor: lambda a, b: a / b,
+        aten.div.Scalar: lambda a, b: a / b,
+        aten.atan2.default: _op("atan2"),
+        aten.hypot.default: _op("hypot"),
+        aten.copysign.Tensor: _op("copysign"),
+        aten.copysign.Scalar: _op("copysign"),
+        aten.xlogy.Tensor: lambda x, y: select(
+            op("is_nan", y), y, select(x.equals(0), constant(0, x.dtype), x * op("log", y))
+        ),
+    },
+)
+_register(
+    PROMOTION.ALWAYS_BOOL,
+    {
+        getattr(getattr(aten, name), overload): _op(name)
+        for name in ["eq", "ne", "lt", "le", "gt", "ge"]
+        for overload in ("Tensor", "Scalar")
+    }
+    | {
+        aten.logical_and.default: lambda a, b: cast(a, torch.bool) & cast(b, torch.bool),
+        aten.logical_or.default: lambda a, b: cast(a, torch.bool) | cast(b, torch.bool),
+        aten.logical_xor.default: lambda a, b: cast(a, torch.bool) ^ cast(b, torch.bool),
+    },
+)
+
+
+# add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+@rule(aten.add.Tensor, aten.add.Scalar)
+def add(self: Operand, other: Operand, alpha: Any = 1) -> Tensor:
+    def formula(a: Scalar, b: Scalar) -> Scalar:
+        b = b if is_number(alpha, 1) else b * number(alpha, b.dtype)
+        return a | b if a.dtype is torch.bool else a + b
+
+    return pointwise(formula, self, other)
+
+
+# sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+@rule(aten.sub.Tensor, aten.sub.Scalar)
+def sub(self: Operand, other: Operand, alpha: Any = 1) -> Tensor:
+    return pointwise(lambda a, b: a - (b if is_number(alpha, 1) else b * number(alpha, b.dtype)), self, other)
+
+
+# rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor
+@rule(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(self: Operand, other: Operand, alpha: Any = 1) -> Tensor:
+    return (
+        sub(other, self, alpha)
+        if is_number(alpha, 1)
+        else pointwise(lambda a, b: b - a * number(alpha, a.dtype), self, other)
+    )
+
+
+# div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor
+@rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) -> Tensor:
+    if rounding_mode is None:
+        return pointwise(lambda a, b: a / b, self, other, kind=PROMOTION.INT_TO_FLOAT)
+
+    def formula(a: Scalar, b: Scalar) -> Scalar:
+        if rounding_mode == "floor":
+            return op("floor_div", a, b)
+        return op("trunc", a / b) if a.dtype.is_floating_point else op("trunc_div", a, b)
+
+    return pointwise(formula, self, other)
+
+
+# pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor
+@rule(aten.pow.Tensor_Scalar)
+def pow_scalar(self: Tensor, exponent: float) -> Tensor:
+    for value, formula in _POWERS.items():
+        if is_number(exponent, value) and (self.dtype.is_floating_point or value in (1.0, 2.0, 3.0)):
+            return pointwise(lambda x, _: formula(x), self, exponent)
+    return pow_tensor(self, exponent)
+
+
+_POWERS: dict[float, Formula] = {
+    1.0: lambda x: x,
+    2.0: _square,
+    3.0: lambda x: x * x * x,
+    0.5: _op("sqrt"),
+    -0.5: _op("rsqrt"),
+    -1.0: _op("reciprocal"),
+    -2.0: lambda x: op("reciprocal", x * x),
+}
+
+
+# pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor
+@rule(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_tensor(self: Operand, exponent: Operand) -> Tensor:
+    def formula(x: Scalar, y: Scalar) -> Scalar:
+        if not x.dtype.is_floating_point:
+            raise Unsupported(f"powers of floats only, not of {x.dtype}")
+        return op("pow", x, y)
+
+    return pointwise(formula, self, exponent)
+
+
+# -- more operands, and arguments that are no operands -----------------------------------------------------------------
+# where.self(Tensor condition, Tensor self, Tensor other) -> Tensor
+@rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def where(condition: Tensor, self: Operand, other: Operand) -> Tensor:
+    both = pointwise_dtype(self, other)
+    return pointwise(
+        lambda c, a, b: select(cast(c, torch.bool), a, b), condition, self, other, compute=both, dtype=both
+    )
+
+
+def pointwise_dtype(*operands: Operand) -> torch.dtype:
+    """The dtype that operands are promoted to."""
+    return promoted(*operands)[1]
+
+
+# masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor
+@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(self: Tensor, mask: Tensor, value: Operand) -> Tensor:
+    return pointwise(
+        lambda x, m, v: select(cast(m, torch.bool), v, x), self, mask, value, compute=self.dtype, dtype=self.dtype
+    )
+
+
+# clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor
+@rule(aten.clamp.default, aten.clamp.Tensor)
+def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+    if min is not None and max is not None:
+        return pointwise(clamp_to, self, min, max)
+    if min is not None:
+        return pointwise(lambda x, low: clamp_to(x, low, None), self, min)
+    return pointwise(lambda x, high: clamp_to(x, None, high), self, max)  # type: ignore[arg-type]
+
+
+# hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor
+@rule(aten.hardtanh.default)
+def hardtanh(self: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:
+    return clamp(self, min_val, max_val)
+
+
+# addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor
+@rule(aten.addcmul.default)
+def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
+    scaled = (lambda a: a) if is_number(value, 1) else lambda a: a * number(value, a.dtype)
+    return pointwise(lambda x, a, b: x + scaled(a) * b, self, tensor1, tensor2)
+
+
+# addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor
+@rule(aten.addcdiv.default)
+def addcdiv(self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
+    scaled = (lambda a: a) if is_number(value, 1) else lambda a: a * number(value, a.dtype)
+    return pointwise(lambda x, a, b: x + scaled(a) / b, self, tensor1, tensor2)
+
+
+# lerp.Scalar(Tensor self, Tensor end, Scalar weight) -> Tensor
+@rule(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(self: Tensor, end: Tensor, weight: Operand) -> Tensor:
+    def formula(a: Scalar, b: Scalar, w: Scalar) -> Scalar:
+        return select(op("absolute", w) < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
+
+    return pointwise(formula, self, end, weight)
+
+
+# gelu(Tensor self, *, str approximate='none') -> Tensor
+@rule(aten.gelu.default)
+def gelu(self: Tensor, approximate: str = "none") -> Tensor:
+    return pointwise(_gelu_tanh if approximate == "tanh" else _gelu, self)
+
+
+def _gelu(x: Scalar) -> Scalar:
+    return x * 0.5 * (1 + op("erf", x * math.sqrt(0.5)))
+
+
+def _gelu_tanh(x: Scalar) -> Scalar:
+    return 0.5 * x * (1 + op("tanh", math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))))
+
+
+# gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor
+@rule(aten.gelu_backward.default)
+def gelu_backward(grad_output: Tensor, self: Tensor, approximate: str = "none") -> Tensor:
+    def exact(g: Scalar, x: Scalar) -> Scalar:
+        normal = op("exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+        return g * (0.5 * (1 + op("erf", x * math.sqrt(0.5))) + x * normal)
+
+    def by_tanh(g: Scalar, x: Scalar) -> Scalar:
+        k = math.sqrt(2 / math.pi)
+        t = op("tanh", k * (x + 0.044715 * (x * x * x)))
+        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (k * (1 + 3 * 0.044715 * (x * x))))
+
+    return pointwise(by_tanh if approximate == "tanh" else exact, grad_output, self)
+
+
+# silu_backward(Tensor grad_output, Tensor self) -> Tensor
+@rule(aten.silu_backward.default)
+def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        s = sigmoid(x)
+        return g * s * (1 + x * (1 - s))
+
+    return pointwise(formula, grad_output, self)
+
+
+# threshold_backward(Tensor grad_output, Tensor self, Scalar threshold) -> Tensor
+@rule(aten.threshold_backward.default)
+def threshold_backward(grad_output: Tensor, self: Tensor, threshold: float) -> Tensor:
+    return pointwise(lambda g, x: select(x <= threshold, constant(0, g.dtype), g), grad_output, self)
+
+
+# sigmoid_backward(Tensor grad_output, Tensor output) -> Tensor
+@rule(aten.sigmoid_backward.default)
+def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    return pointwise(lambda g, y: g * (y * (1 - y)), grad_output, output)
+
+
+# tanh_backward(Tensor grad_output, Tensor output) -> Tensor
+@rule(aten.tanh_backward.default)
+def tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    return pointwise(lambda g, y: g * (1 - y * y), grad_output, output)
+
+
+# leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor
+@rule(aten.leaky_relu.default)
+def leaky_relu(self: Tensor, negative_slope: float = 0.01) -> Tensor:
+    return pointwise(lambda x: select(x > 0, x, x * negative_slope), self)
+
+
+# elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor
+@rule(aten.elu.default)
+def elu(self: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    def formula(x: Scalar) -> Scalar:
+        return select(x > 0, x * scale, op("expm1", x * input_scale) * (alpha * scale))
+
+    return pointwise(formula, self)
+
+
+# softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor
+@rule(aten.softplus.default)
+def softplus_rule(self: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    return pointwise(lambda x: softplus(x, beta, threshold), self)
+
+
+# nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor
+@rule(aten.nan_to_num.default)
+def nan_to_num(
+    self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    if not self.dtype.is_floating_point:
+        return pointwise(lambda x: x, self)
+    limits = torch.finfo(self.dtype)
+
+    def formula(x: Scalar) -> Scalar:
+        largest = constant(limits.max if posinf is None else posinf, x.dtype)
+        least = constant(limits.min if neginf is None else neginf, x.dtype)
+        finite = select(op("is_inf", x), select(x > 0, largest, least), x)
+        return select(op("is_nan", x), constant(nan or 0.0, x.dtype), finite)
+
+    return pointwise(formula, self)
+
+
+# _to_copy(Tensor self, *, ScalarType? dtype=None, ...) -> Tensor
+@rule(aten._to_copy.default)
+def to_copy(self: Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    return define(self.shape, dtype or self.dtype, lambda index: cast(self.at(index), dtype or self.dtype))
+
+
+# convert_element_type(Tensor a, ScalarType dtype) -> Tensor
+@rule(prims.convert_element_type.default)
+def convert_element_type(a: Tensor, dtype: torch.dtype) -> Tensor:
+    return to_copy(a, dtype)
+
+
+# clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor
+@rule(aten.clone.default, aten.lift_fresh_copy.default)
+def clone(self: Tensor, memory_format: Any = None) -> Tensor:
+    return Tensor(self.shape, self.dtype, self.at)
+
+
+# copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor
+@rule(aten.copy.default)
+def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    wide = expanded(src, self.shape)
+    return wide if src.dtype is self.dtype else to_copy(wide, self.dtype)
+
+
+# -- tensors from nothing ----------------------------------------------------------------------------------------------
+# full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, ...) -> Tensor
+@rule(aten.full.default)
+def full(size: list[Any], fill_value: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    found = dtype or (torch.tensor(fill_value).dtype if not isinstance(fill_value, Index) else torch.int64)
+    return Tensor(tuple(map(Index.of, size)), found, lambda index: number(fill_value, found))
+
+
+# full_like(Tensor self, Scalar fill_value, *, ...) -> Tensor
+@rule(aten.full_like.default)
+def full_like(self: Tensor, fill_value: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    return full(list(self.shape), fill_value, dtype or self.dtype)
+
+
+# scalar_tensor(Scalar s, *, ScalarType? dtype=None, ...) -> Tensor
+@rule(aten.scalar_tensor.default)
+def scalar_tensor(s: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    return full([], s, dtype or torch.get_default_dtype())
+
+
+# zeros_like(Tensor self, *, ...) -> Tensor
+@rule(aten.zeros_like.default)
+def zeros_like(self: Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    return full_like(self, 0, dtype)
+
+
+# ones_like(Tensor self, *, ...) -> Tensor
+@rule(aten.ones_like.default)
+def ones_like(self: Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    return full_like(self, 1, dtype)
+
+
+# iota(SymInt length, *, SymInt start, SymInt step, ScalarType dtype, ...) -> Tensor
+@rule(prims.iota.default)
+def iota(length: Any, start: Any, step: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
+    return Tensor((Index.of(length),), dtype, lambda index: cast(from_index(Index.of(start) + index[0] * step), dtype))

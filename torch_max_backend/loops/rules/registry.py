@@ -1,0 +1,61 @@
+"""Loop rules: what an ATen op means as loops, by overload.
+
+A rule stands under its schema, as a lowering does, and takes the schema's arguments: tensors as
+:class:`~torch_max_backend.loops.tensor.Tensor`, symbolic sizes as ``Index``, the rest as torch passes it. It returns a
+tensor, or a tuple of them. What it does not cover raises ``Unsupported``, with the limit and the value received.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_max_backend.base.errors import RegistrationError
+from torch_max_backend.loops.tensor import Tensor
+
+Rule = Callable[..., Any]
+_rules: dict[OpOverload, Rule] = {}
+_loaded = False
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def rule(*overloads: OpOverload) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the rule of overloads."""
+
+    def register(function: Rule) -> Rule:
+        add_rule(function, *overloads)
+        return function
+
+    return register
+
+
+def add_rule(function: Rule, *overloads: OpOverload) -> None:
+    """Register a rule, which no overload may have yet."""
+    for overload in overloads:
+        if not isinstance(overload, OpOverload):
+            raise RegistrationError(f"{overload} is no overload of an ATen op: write aten.add.Tensor, not aten.add")
+        if overload in _rules:
+            raise RegistrationError(f"{overload} has a rule already")
+        _rules[overload] = function
+
+
+def rules() -> dict[OpOverload, Rule]:
+    """Every rule by its overload. The modules of this folder are imported when it is first asked for."""
+    global _loaded
+    if not _loaded:
+        _loaded = True
+        package = __package__ or ""
+        path = importlib.import_module(package).__path__
+        for module in sorted(m.name for m in pkgutil.iter_modules(path, f"{package}.")):
+            importlib.import_module(module)
+    return _rules
+
+
+__all__ = ["Tensor", "add_rule", "aten", "prims", "rule", "rules"]

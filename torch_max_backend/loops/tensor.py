@@ -1,0 +1,233 @@
+"""Tensors while a loop program is built: a shape, a dtype, and the scalar at an index."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from torch_max_backend.base.errors import Unsupported
+from torch_max_backend.loops.expr import Load, Scalar, cast, constant, from_index, rounded
+from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.loops.program import Definition, Program, Reduction, Scan, Scatter
+
+Shape = tuple[Index, ...]
+At = Callable[[Shape], Scalar]
+PROMOTION = ELEMENTWISE_TYPE_PROMOTION_KIND
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """``at`` gives the scalar at an index, one :class:`Index` a dimension. A view is another ``at``, and costs nothing."""
+
+    shape: Shape
+    dtype: torch.dtype
+    at: At
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def dim(self, d: int) -> int:
+        """A dimension counted from the front."""
+        return d + self.rank if d < 0 else d
+
+
+Operand = Tensor | bool | int | float | Index
+
+
+class Builder:
+    """Adds definitions to a program; rules reach the one at work by :func:`builder`."""
+
+    def __init__(self) -> None:
+        self.program = Program()
+        self.where = ""
+        self._count = 0
+
+    def _fresh(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def variable(self, prefix: str, size: Index) -> Var:
+        """A new loop variable."""
+        return Var(self._fresh(prefix), size.constant if size.is_constant else size)
+
+    def name(self) -> str:
+        """A new name of a tensor."""
+        return self._fresh("t")
+
+    def add(
+        self,
+        dtype: torch.dtype,
+        variables: tuple[Var, ...],
+        body: Scalar,
+        how: Reduction | Scan | Scatter | None = None,
+    ) -> Tensor:
+        """Add a definition; its body is cast to ``dtype`` if it has another one."""
+        if not isinstance(how, Reduction):
+            body = rounded(body, dtype)
+        name = self.name()
+        self.program.steps.append(Definition(name, dtype, variables, body, how, self.where))
+        return named(name, tuple(Index.of(v.size) for v in variables), dtype)
+
+
+_builder: contextvars.ContextVar[Builder] = contextvars.ContextVar("builder")
+
+
+def builder() -> Builder:
+    """The builder at work."""
+    return _builder.get()
+
+
+@contextmanager
+def building() -> Iterator[Builder]:
+    """Make a new builder the one at work."""
+    token = _builder.set(Builder())
+    try:
+        yield _builder.get()
+    finally:
+        _builder.reset(token)
+
+
+def named(name: str, shape: Shape, dtype: torch.dtype) -> Tensor:
+    """The tensor of an input or a definition."""
+    return Tensor(shape, dtype, lambda index: Load(name, index, dtype))
+
+
+# -- definitions -------------------------------------------------------------------------------------------------------
+def define(shape: Sequence[Index], dtype: torch.dtype, at: At) -> Tensor:
+    """A tensor by the scalar at each index, as a definition of its own."""
+    b = builder()
+    variables = tuple(b.variable("i", size) for size in shape)
+    return b.add(dtype, variables, at(tuple(map(Index.of, variables))))
+
+
+def reduce(
+    combiner: str,
+    shape: Sequence[Index],
+    over: Sequence[Index],
+    at: Callable[[Shape, Shape], Scalar],
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """For each index of ``shape``, the combined scalars ``at(index, place)`` over all places of ``over``."""
+    b = builder()
+    variables = tuple(b.variable("i", size) for size in shape)
+    places = tuple(b.variable("r", size) for size in over)
+    body = at(tuple(map(Index.of, variables)), tuple(map(Index.of, places)))
+    found = torch.int64 if combiner.startswith("arg") else body.dtype
+    result = b.add(found, variables, body, Reduction(combiner, places))
+    return result if dtype in (None, found) else converted(result, dtype)
+
+
+def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor rounded to a dtype between two ops."""
+    return define(x.shape, dtype, lambda index: rounded(x.at(index), dtype))
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The shape to which all are broadcast. Symbolic sizes must be spelled alike, or be 1."""
+    rank = max(map(len, shapes), default=0)
+    result = []
+    for d in range(rank):
+        sizes = [s[d - rank + len(s)] for s in shapes if d - rank + len(s) >= 0]
+        wide = [s for s in sizes if s != 1]
+        if any(s != wide[0] for s in wide):
+            raise Unsupported(f"sizes that are broadcast must be spelled alike, not {', '.join(map(str, wide))}")
+        result.append(wide[0] if wide else Index.of(1))
+    return tuple(result)
+
+
+def broadcast_at(x: Tensor, shape: Shape) -> At:
+    """The scalar of ``x`` at an index of a shape that it is broadcast to."""
+    missing = len(shape) - x.rank
+    stays = [x.shape[d] == 1 for d in range(x.rank)]
+
+    def at(index: Shape) -> Scalar:
+        own = index[missing:]
+        return x.at(tuple(Index.of(0) if one else i for one, i in zip(stays, own, strict=True)))
+
+    return at
+
+
+def expanded(x: Tensor, shape: Shape) -> Tensor:
+    """``x`` broadcast to ``shape``."""
+    return Tensor(shape, x.dtype, broadcast_at(x, shape))
+
+
+# -- elementwise -------------------------------------------------------------------------------------------------------
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which torch computes elements of ``dtype`` on every device: float32 for floats of 16 bits."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+@functools.cache
+def _like(dtype: torch.dtype, has_dims: bool) -> torch.Tensor:
+    return torch.empty((0,) if has_dims else (), dtype=dtype, device="meta")
+
+
+def promoted(*operands: Operand | None, kind: Any = PROMOTION.DEFAULT) -> tuple[torch.dtype, torch.dtype]:
+    """The dtype in which an elementwise op computes and the one of its result, by torch's type promotion."""
+    likes = []
+    for x in operands:
+        if isinstance(x, Tensor):
+            likes.append(_like(x.dtype, x.rank > 0))
+        elif isinstance(x, Index):
+            likes.append(1)
+        elif x is not None:
+            likes.append(x)
+    return elementwise_dtypes(*likes, type_promotion_kind=kind)
+
+
+def number(x: bool | int | float | Index, dtype: torch.dtype) -> Scalar:
+    """A Python number or a symbolic one as a scalar."""
+    return cast(from_index(x), dtype) if isinstance(x, Index) else constant(x, dtype)
+
+
+def pointwise(
+    formula: Callable[..., Scalar],
+    *operands: Operand,
+    kind: Any = PROMOTION.DEFAULT,
+    dtype: torch.dtype | None = None,
+    compute: torch.dtype | None = None,
+) -> Tensor:
+    """An elementwise op: operands are promoted and broadcast, ``formula`` gives an element, which is rounded.
+
+    Args:
+        formula: Takes a scalar of the computing dtype for each operand.
+        kind: Torch's kind of type promotion.
+        dtype: The result's dtype, if it is not what promotion says.
+        compute: The dtype to compute in, if it is not what promotion says.
+    """
+    found, result = promoted(*operands, kind=kind)
+    inner = compute or found
+    shape = broadcast_shapes(*(x.shape for x in operands if isinstance(x, Tensor)))
+    ats = [broadcast_at(x, shape) if isinstance(x, Tensor) else x for x in operands]
+
+    def at(index: Shape) -> Scalar:
+        args = [cast(x(index), inner) if callable(x) else number(x, inner) for x in ats]
+        return formula(*args)
+
+    return define(shape, dtype or result, at)
+
+
+def is_number(x: object, value: float) -> bool:
+    """Whether an operand is this Python number."""
+    return isinstance(x, int | float) and not isinstance(x, bool) and x == value
+
+
+def scalar_of(x: Tensor, index: Shape, dtype: torch.dtype) -> Scalar:
+    """An element in another dtype."""
+    return cast(x.at(index), dtype)
+
+
+def is_zero_size(x: Tensor) -> bool:
+    """Whether the tensor has no element for certain."""
+    return any(s == 0 for s in x.shape)

@@ -1,0 +1,142 @@
+"""Programs: generated kernels in a shared library, and library calls, as one Python function.
+
+A program's kernels run on the calling thread, or on torch's own team of OpenMP threads, which ``torch.set_num_threads``
+governs. What it needs of memory between them is one block from torch's allocator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import glob
+import linecache
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_max_backend.base.errors import ExecutionError
+
+SEGMENT = "segment"
+"""Functions of a library are called this, with their number behind it."""
+
+
+@dataclass(frozen=True)
+class SegmentSpec:
+    """A run of kernels: the number of words in its table, and whether it is worth a team of threads."""
+
+    words: int
+    parallel: bool
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """A program without its library: the text of the function, what its names mean, its segments in order.
+
+    ``kernels``, ``launches``, ``library_calls`` and ``bytes_moved`` are for reports.
+    """
+
+    source: str
+    values: dict[str, Any]
+    segments: tuple[SegmentSpec, ...]
+    kernels: int = 0
+    launches: int = 0
+    library_calls: tuple[str, ...] = ()
+    bytes_moved: int = 0
+    gpus: tuple[int, ...] = field(default=())
+
+    def bind(self, library: Library) -> Callable[..., Any]:
+        """The program as a function of its inputs; it returns a tuple of its outputs."""
+        scope: dict[str, Any] = {
+            "empty": torch.empty_strided,
+            "block_of": _block_of,
+            "as_planned": as_planned,
+            "threads": torch.get_num_threads,
+            "parallel": team(),
+            **{f"{str(d).removeprefix('torch.')}": d for d in _DTYPES},
+            **self.values,
+        }
+        for k, segment in enumerate(self.segments):
+            scope[f"table{k}"] = ctypes.c_int64 * segment.words
+            scope[f"segment{k}"] = library.function(f"{SEGMENT}{k}", segment.parallel)
+        name = f"<max_backend program {id(scope):x}>"
+        linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
+        exec(compile(self.source, name, "exec"), scope)  # the text is ours: names, numbers and calls
+        return scope["run"]
+
+
+_DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+]  # fmt: skip
+
+
+def _block_of(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def as_planned(x: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """``x`` if it lies in memory as the kernels were made for, else a copy that does."""
+    for n, have, want in zip(size, x.stride(), stride, strict=True):
+        if have != want and n > 1:
+            return torch.empty_strided(size, stride, dtype=x.dtype).copy_(x)
+    return x
+
+
+class Library:
+    """A shared library of generated kernels, which stays loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        team()  # OpenMP's symbols, which the library needs
+        self._alone = ctypes.PyDLL(self._path)
+        self._team = ctypes.CDLL(self._path)
+
+    def function(self, name: str, parallel: bool) -> Any:
+        """A function of the library. For a team, it is a pointer; else a call, which keeps the interpreter's lock."""
+        if parallel:
+            return ctypes.cast(getattr(self._team, name), ctypes.c_void_p)
+        found = getattr(self._alone, name)
+        found.restype = None
+        return found
+
+
+_lock = threading.Lock()
+_loaded: dict[str, Library] = {}
+
+
+def load_library(path: Path, sha: str) -> Library:
+    """The library in a file, loaded once a process; ``sha`` is its digest."""
+    with _lock:
+        if sha not in _loaded:
+            try:
+                _loaded[sha] = Library(path)
+            except OSError as error:
+                raise ExecutionError(f"the generated kernels in {path} cannot be loaded: {error}") from error
+        return _loaded[sha]
+
+
+@functools.cache
+def team() -> Any:
+    """``GOMP_parallel`` of the OpenMP library that torch uses: ``(function, table, threads, 0)``."""
+    try:
+        found = ctypes.CDLL(None).GOMP_parallel
+    except AttributeError:
+        folder = os.path.dirname(torch.__file__)
+        places = [*glob.glob(f"{folder}/lib/libgomp*"), *glob.glob(f"{folder}.libs/libgomp*"), "libgomp.so.1"]
+        found = None
+        for place in places:
+            try:
+                found = ctypes.CDLL(place, mode=ctypes.RTLD_GLOBAL).GOMP_parallel
+                break
+            except OSError:
+                continue
+        if found is None:
+            raise ExecutionError("generated kernels need GNU OpenMP's library, which this torch does not use") from None
+    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    found.restype = None
+    return found

@@ -1,0 +1,49 @@
+"""What expressions and loops cost, in units of a simple operation on one element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from torch_max_backend.loops.expr import Const, FromIndex, Load, Op, Scalar, walk
+from torch_max_backend.loops.index import Div, Mod, Var
+from torch_max_backend.loops.program import Definition
+
+_DEAR = {
+    **dict.fromkeys(["exp", "exp2", "log", "log2", "sigmoid", "sqrt", "rsqrt", "div", "reciprocal"], 6),
+    **dict.fromkeys(["expm1", "log1p", "log10", "tanh", "sin", "cos", "erf", "atan"], 12),
+    **dict.fromkeys(["tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "atan2", "pow", "hypot"], 25),
+    **dict.fromkeys(["lgamma", "digamma"], 100),
+    **dict.fromkeys(["floor_div", "trunc_div", "remainder", "fmod"], 8),
+}
+
+
+def of_expression(*roots: Scalar) -> int:
+    """The cost of computing expressions once, what they share counted once."""
+    total = 0
+    for x in walk(*roots):
+        if isinstance(x, Op):
+            total += _DEAR.get(x.name, 1)
+        elif isinstance(x, Load):
+            total += 1
+        if isinstance(x, Load | FromIndex):
+            indices = x.index if isinstance(x, Load) else (x.index,)
+            total += sum(4 for i in indices for a in i.atoms if isinstance(a, Div | Mod))
+        elif not isinstance(x, Const | Op):
+            total += 1
+    return total
+
+
+def count(variables: Iterable[Var]) -> int:
+    """How many values variables have together; symbolic sizes count as large."""
+    return math.prod(v.size if isinstance(v.size, int) else _most(v) for v in variables)
+
+
+def _most(v: Var) -> int:
+    top = v.size.bounds[1]  # type: ignore[union-attr]
+    return int(top) if math.isfinite(top) else 1 << 20
+
+
+def iterations(d: Definition) -> int:
+    """How often the body of a definition is computed."""
+    return count((*d.variables, *d.reduced))

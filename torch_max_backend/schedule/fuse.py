@@ -1,0 +1,163 @@
+"""Which definitions share a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch_max_backend.loops.expr import Load, loads
+from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction, reads
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.inline import renamed
+from torch_max_backend.schedule.kernel import Kernel, Stage
+
+ROW = 1 << 16
+"""Elements that one outer index of a fused kernel may touch, about what a second-level cache holds."""
+
+
+@dataclass
+class _Group:
+    """A kernel in the making: members in order, in terms of the shared variables ``outer``."""
+
+    outer: list[Var]
+    members: list[Definition] = field(default_factory=list)
+
+
+def fuse(program: Program) -> list[Kernel | Call]:
+    """Kernels and calls in running order.
+
+    A definition joins the kernel of the latest thing that it reads, if it reads there only what has the same outer
+    index: a reduction behind what it reduces, and what reads a reduction's result behind that, row by row.
+    """
+    places: dict[str, int] = dict.fromkeys(program.inputs, -1)
+    steps: list[_Group | Call] = []
+    for step in program.steps:
+        latest = max((places[name] for name in reads(step)), default=-1)
+        if isinstance(step, Call):
+            steps.append(step)
+            places.update({r.name: len(steps) - 1 for r in step.results if r})
+            continue
+        group = steps[latest] if latest >= 0 else None
+        if isinstance(group, _Group) and _join(group, step):
+            places[step.name] = latest
+            continue
+        steps.append(_Group([v for v in step.variables if v.size != 1], [step]))
+        places[step.name] = len(steps) - 1
+    return [s if isinstance(s, Call) else _kernel(s) for s in steps]
+
+
+def _join(group: _Group, d: Definition) -> bool:
+    """Add ``d`` to a group if the two have outer variables in common; says whether it did."""
+    if not _is_loop(d) or not all(_is_loop(m) for m in group.members):
+        return False
+    matched = _matched(group, d)
+    if matched is None:
+        return False
+    shared = [v for v in group.outer if v in matched]
+    names = {matched[v]: v for v in shared}
+    before, after = cost.count(group.outer), cost.count(shared)
+    if after != before or cost.count(v for v in d.variables if v not in names) > 1 or d.reduced:
+        work = sum(cost.iterations(m) for m in group.members)
+        row = max(cost.iterations(m) for m in [*group.members, d]) // max(1, after)
+        if not shared or work * 8 < cost.iterations(d) or cost.iterations(d) * 64 < work:
+            return False
+        if row > ROW or (after < 8 and work > ROW):
+            return False
+    group.outer = shared
+    group.members.append(renamed(d, names))
+    return True
+
+
+def _is_loop(d: Definition) -> bool:
+    return d.how is None or isinstance(d.how, Reduction)
+
+
+def _matched(group: _Group, d: Definition) -> dict[Var, Var] | None:
+    """For outer variables of the group, the variable of ``d`` that all of its loads from the group have there."""
+    members = {m.name: m for m in group.members}
+    found: dict[Var, Var | None] = {}
+    for x in loads(*d.expressions()):
+        if x.source not in members:
+            continue
+        member = members[x.source]
+        for v in group.outer:
+            mine = _variable(x, member, v)
+            if (v in found and found[v] != mine) or mine not in d.variables:
+                mine = None
+            found[v] = mine
+    if not found:
+        return None
+    kept = {v: w for v, w in found.items() if w is not None}
+    return kept if len(set(kept.values())) == len(kept) else None
+
+
+def _variable(x: Load, member: Definition, v: Var) -> Var | None:
+    """The one variable that a load has where its source has ``v``."""
+    index = x.index[member.variables.index(v)]
+    if len(index.terms) == 1 and not index.constant and index.terms[0][1] == 1:
+        atom = index.terms[0][0]
+        return atom if isinstance(atom, Var) and atom.size == v.size else None
+    return None
+
+
+def _kernel(group: _Group) -> Kernel:
+    """Stages: members that have equal inner loops, and read from each other only the same element."""
+    stages: list[Stage] = []
+    home: dict[str, int] = {}
+    for d in group.members:
+        inner = [v for v in (*d.variables, *d.reduced) if v not in group.outer and v.size != 1]
+        first = max((home[n] + _later(stages[home[n]], n) for n in reads(d) if n in home), default=0)
+        for k in range(first, len(stages)):
+            names = _aligned(stages[k], d, inner, group.outer)
+            if names is not None:
+                stages[k].definitions.append(renamed(d, names))
+                home[d.name] = k
+                break
+        else:
+            stages.append(Stage(tuple(inner), [d]))
+            home[d.name] = len(stages) - 1
+    return Kernel(tuple(group.outer), stages)
+
+
+def _later(stage: Stage, name: str) -> int:
+    """1 if what reads ``name`` cannot be in the stage that computes it: a reduction is known at its end."""
+    return int(any(d.name == name and d.how is not None for d in stage.definitions))
+
+
+def _aligned(stage: Stage, d: Definition, inner: list[Var], outer: list[Var]) -> dict[Var, Var] | None:
+    """New names for the inner variables of ``d``, so that it runs in the loops of ``stage``; ``None`` if it cannot."""
+    if len(inner) != len(stage.inner):
+        return None
+    own = {m.name: m for m in stage.definitions}
+    pairs = _pairing(stage, d, inner, own)
+    if pairs is None or any(a.size != b.size for a, b in pairs.items()):
+        return None
+    reduced = {pairs[v] for v in d.reduced if v in pairs}
+    if d.how is not None and any(
+        m.how is not None and {*m.reduced} & {*stage.inner} != reduced for m in stage.definitions
+    ):
+        return None
+    moved = renamed(d, pairs)
+    for x in loads(*moved.expressions()):
+        if x.source in own and x.index != tuple(map(Index.of, own[x.source].variables)):
+            return None
+    return pairs
+
+
+def _pairing(stage: Stage, d: Definition, inner: list[Var], own: dict[str, Definition]) -> dict[Var, Var] | None:
+    """Which inner variable of ``d`` runs as which of the stage: as its loads say, else in order."""
+    pairs: dict[Var, Var] = {}
+    for x in loads(*d.expressions()):
+        if x.source not in own:
+            continue
+        for v, index in zip(own[x.source].variables, x.index, strict=True):
+            if v not in stage.inner:
+                continue
+            if len(index.terms) != 1 or index.constant or index.terms[0][0] not in inner:
+                return None
+            pairs[index.terms[0][0]] = v  # type: ignore[index]
+    if not pairs:
+        pairs = dict(zip(inner, stage.inner, strict=True))
+    if len(pairs) != len(inner) or len(set(pairs.values())) != len(pairs):
+        return None
+    return pairs

@@ -1,0 +1,106 @@
+"""Which definitions are computed where they are read, instead of being written to memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+from torch_max_backend.loops.expr import Load, Scalar, loads, rewrite, rounded
+from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.loops.program import Call, Definition, Program, Scan, Scatter, Step
+from torch_max_backend.loops.simplify import without_dead_definitions
+from torch_max_backend.schedule import cost
+
+
+def inline(program: Program) -> Program:
+    """Replace loads of definitions that are cheap to repeat, or that are read once, by what they compute.
+
+    Before: ``t0[i] = exp(x[i])``, ``t1[j] = mul(t0[j], 2)``. After: ``t1[j] = mul(exp(x[j]), 2)``. A definition stays if
+    it leaves, if a library reads it, if it is no plain loop, or if repeating it costs more than writing and reading it.
+    """
+    kept = {name for name, _ in program.outputs} | {source for _, source in program.stores}
+    readers: dict[str, list[Step]] = defaultdict(list)
+    for step in program.steps:
+        for name in _names(step):
+            readers[name].append(step)
+            if isinstance(step, Call):
+                kept.add(name)
+    bodies: dict[str, Definition] = {}
+    steps: list[Step] = []
+    costs: dict[str, int] = {}
+    for step in program.steps:
+        if isinstance(step, Definition):
+            step = substituted(step, bodies)
+            costs[step.name] = cost.of_expression(*step.expressions())
+            if step.how is None and _repeats(step, readers[step.name], costs[step.name], step.name in kept):
+                bodies[step.name] = step
+        steps.append(step)
+    return without_dead_definitions(dataclasses.replace(program, steps=steps))
+
+
+def _names(step: Step) -> list[str]:
+    if isinstance(step, Call):
+        return list(step.reads())
+    return [x.source for x in loads(*step.expressions())]
+
+
+def _repeats(d: Definition, readers: list[Step], price: int, kept: bool) -> bool:
+    """Whether computing ``d`` where it is read is cheaper than reading it."""
+    if not readers:
+        return False
+    here = cost.iterations(d)
+    if any(isinstance(r, Definition) and isinstance(r.how, Scan | Scatter) for r in readers) and price > 4:
+        return False
+    elsewhere = sum(cost.iterations(r) for r in readers if isinstance(r, Definition))
+    if kept:
+        return price <= 3 and elsewhere <= 2 * here
+    saved = 3 * here + 2 * elsewhere  # written once, and read by each
+    return max(0, elsewhere - here) * price <= saved
+
+
+def substituted(d: Definition, bodies: dict[str, Definition]) -> Definition:
+    """A definition with the loads of ``bodies`` replaced by what they compute."""
+    if not any(x.source in bodies for x in loads(*d.expressions())):
+        return d
+
+    def load(x: Load) -> Scalar:
+        body = bodies.get(x.source)
+        if body is None:
+            return x
+        return rounded(at(body, x.index), body.dtype)
+
+    def again(x: Scalar) -> Scalar:
+        return rewrite(x, {}, load, done)
+
+    done: dict[Scalar, Scalar] = {}
+    how = d.how
+    if isinstance(how, Scatter):
+        how = dataclasses.replace(
+            how, source=again(how.source), target=tuple(t.substitute({}, again) for t in how.target)
+        )
+    return dataclasses.replace(d, body=again(d.body), how=how)
+
+
+def at(d: Definition, index: tuple[Index, ...]) -> Scalar:
+    """What a plain definition computes at an index."""
+    return rewrite(d.body, dict(zip(d.variables, index, strict=True)))
+
+
+def renamed(d: Definition, names: dict[Var, Var]) -> Definition:
+    """A definition with other variables."""
+    if not names:
+        return d
+    values = {old: Index.of(new) for old, new in names.items()}
+    how = d.how
+    if how is not None and hasattr(how, "variables"):
+        changed = {"variables": tuple(names.get(v, v) for v in how.variables)}
+        if isinstance(how, Scatter):
+            changed |= {
+                "source": rewrite(how.source, values),
+                "target": tuple(t.substitute(values, lambda x: rewrite(x, values)) for t in how.target),
+            }
+        how = dataclasses.replace(how, **changed)
+    elif isinstance(how, Scan):
+        how = dataclasses.replace(how, variable=names.get(how.variable, how.variable))
+    variables = tuple(names.get(v, v) for v in d.variables)
+    return dataclasses.replace(d, variables=variables, body=rewrite(d.body, values), how=how)

@@ -1,0 +1,322 @@
+"""Loop nests: a kernel with addresses for indices, loops merged and ordered, and a variable along which vectors run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, rewrite, variables, walk
+from torch_max_backend.loops.index import Computed, Index, Var, least
+from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
+
+LANES = 16
+"""Elements of a vector, whatever their dtype: the registers of a processor hold them as one or several."""
+SLICE = 4096
+"""Elements of an elementwise loop that a thread takes at a time."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What one definition computes in a loop nest.
+
+    Loads of ``body`` have one index, an address in elements; those with none read a value in registers. ``address`` is
+    where the result is written, if it is. ``place`` is a reduction's position, for those that give one.
+    """
+
+    name: str
+    dtype: object
+    body: Scalar
+    address: Index | None
+    combiner: str = ""
+    place: Index | None = None
+    where: str = ""
+    how: Scan | Scatter | None = None
+
+    def __str__(self) -> str:
+        head = f"{self.name} = " + (f"{self.combiner} of " if self.combiner else "") + str(self.body)
+        return head + (f" -> [{self.address}]" if self.address is not None else "")
+
+
+@dataclass(frozen=True)
+class StageNest:
+    """Loops over ``free`` and inside them over ``reduced``; ``vector`` is the one that runs in vectors, if any."""
+
+    free: tuple[Var, ...]
+    reduced: tuple[Var, ...]
+    statements: tuple[Statement, ...]
+    vector: Var | None = None
+
+    @property
+    def inner(self) -> tuple[Var, ...]:
+        """All loops, the outermost first."""
+        return (*self.free, *self.reduced)
+
+    def __str__(self) -> str:
+        loops = ", ".join(f"{v}:{v.size}{' in vectors' if v == self.vector else ''}" for v in self.inner)
+        return "\n".join([f"  for {loops or 'once'}:", *(f"    {s}" for s in self.statements)])
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Loops over ``outer``, which threads share; inside them the stages in order. ``vector`` is one of ``outer``."""
+
+    outer: tuple[Var, ...]
+    stages: tuple[StageNest, ...]
+    vector: Var | None = None
+
+    @property
+    def work(self) -> int:
+        """What it costs, in simple operations on one element."""
+        each = sum(
+            cost.count((*self.outer, *s.inner)) * (1 + cost.of_expression(*(x.body for x in s.statements)))
+            for s in self.stages
+        )
+        return each
+
+    def __str__(self) -> str:
+        outer = ", ".join(f"{v}:{v.size}{' in vectors' if v == self.vector else ''}" for v in self.outer)
+        return "\n".join([f"kernel over {outer or 'nothing'}:", *map(str, self.stages)])
+
+
+def nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[str]) -> Nest:
+    """The loop nest of a kernel."""
+    registers = {d.name for s in kernel.stages for d in s.definitions if not _free(d, s)}
+    result = Nest(kernel.outer, tuple(_linear(s, layouts, local, registers) for s in kernel.stages))
+    return _with_vectors(_ordered(_merged(result)))
+
+
+def _free(d: Definition, stage: Stage) -> bool:
+    return any(v in stage.inner for v in d.variables)
+
+
+def _linear(stage: Stage, layouts: Mapping[str, Layout], local: frozenset[str], registers: set[str]) -> StageNest:
+    own = {d.name for d in stage.definitions if d.how is None}
+    reduced = stage.reduced
+
+    def load(x: Load) -> Load:
+        if x.source in own or x.source in registers:
+            return Load(x.source, (), x.dtype)
+        return Load(x.source, (layouts[x.source].address(x.index),), x.dtype)
+
+    statements = []
+    for d in stage.definitions:
+        address = None if d.name in local else layouts[d.name].address(tuple(map(Index.of, d.variables)))
+        combiner = d.how.combiner if isinstance(d.how, Reduction) else ""
+        place = None
+        if combiner.startswith("arg"):
+            place = Index.of(0)
+            for v in d.reduced:
+                place = place * Index.of(v.size) + Index.of(v)
+        how = None if isinstance(d.how, Reduction) else d.how
+        statements.append(Statement(d.name, d.dtype, rewrite(d.body, {}, load), address, combiner, place, d.where, how))
+    return StageNest(tuple(v for v in stage.inner if v not in reduced), reduced, tuple(statements))
+
+
+# -- merging and ordering ----------------------------------------------------------------------------------------------
+def indices(*statements: Statement) -> Iterator[Index]:
+    """Every index in statements, at any depth."""
+    for s in statements:
+        for x in walk(s.body):
+            if isinstance(x, Load):
+                yield from x.index
+            elif isinstance(x, FromIndex):
+                yield x.index
+        yield from (i for i in (s.address, s.place) if i is not None)
+
+
+def _merged(n: Nest) -> Nest:
+    """Two loops over neighbouring memory as one: ``x[8*i + j]`` for i and j < 8 as ``x[k]``."""
+    while True:
+        every = [s for stage in n.stages for s in stage.statements]
+        pair = _mergeable(n.outer, every, n)
+        if pair is not None:
+            n = _merge(n, *pair)
+            continue
+        for stage in n.stages:
+            pair = _mergeable(stage.free, stage.statements, n) or _mergeable(stage.reduced, stage.statements, n)
+            if pair is not None:
+                n = _merge(n, *pair)
+                break
+        else:
+            return n
+
+
+def _mergeable(loops: tuple[Var, ...], statements: object, n: Nest) -> tuple[Var, Var] | None:
+    found = list(indices(*statements))  # type: ignore[misc]
+    sizes = [v.size for v in (*n.outer, *(v for s in n.stages for v in s.inner)) if isinstance(v.size, Index)]
+    for a in loops:
+        for b in loops:
+            if a == b or not isinstance(a.size, int) or not isinstance(b.size, int):
+                continue
+            if all(_runs_on(i, a, b) for i in found) and not any(v in s.variables for v in (a, b) for s in sizes):
+                return a, b
+    return None
+
+
+def _runs_on(index: Index, a: Var, b: Var) -> bool:
+    """Whether ``a`` goes on where ``b`` ends."""
+    for atom, _ in index.terms:
+        if not isinstance(atom, Var) and (a in Index(0, ((atom, 1),)).atoms or b in Index(0, ((atom, 1),)).atoms):
+            return False
+        if isinstance(atom, Computed) and {a, b} & variables(atom.value):
+            return False
+    return index.coefficient(a) == index.coefficient(b) * b.size  # type: ignore[operator]
+
+
+def _merge(n: Nest, a: Var, b: Var) -> Nest:
+    one = Var(b.name + "m", a.size * b.size)  # type: ignore[operator]
+    values = {a: Index.of(0), b: Index.of(one)}
+
+    def loops(of: tuple[Var, ...]) -> tuple[Var, ...]:
+        return tuple(one if v == b else v for v in of if v != a)
+
+    stages = tuple(
+        dataclasses.replace(
+            s, free=loops(s.free), reduced=loops(s.reduced), statements=substituted(s.statements, values)
+        )
+        for s in n.stages
+    )
+    return Nest(loops(n.outer), stages)
+
+
+def substituted(statements: tuple[Statement, ...], values: Mapping[Var, Index]) -> tuple[Statement, ...]:
+    """Statements with variables replaced."""
+    done: dict[Scalar, Scalar] = {}
+    return tuple(
+        dataclasses.replace(
+            s,
+            body=rewrite(s.body, values, done=done),
+            address=None if s.address is None else s.address.substitute(values),
+            place=None if s.place is None else s.place.substitute(values),
+        )
+        for s in statements
+    )
+
+
+def _ordered(n: Nest) -> Nest:
+    """Loops with the longest steps in memory outside; where a position counts, the order of the reduction stays."""
+    every = [s for stage in n.stages for s in stage.statements]
+
+    def step(v: Var, statements: list[Statement]) -> tuple[int, int]:
+        stores = [abs(s.address.coefficient(v)) for s in statements if s.address is not None]
+        reads = [abs(i.coefficient(v)) for i in indices(*statements)]
+        return -max(stores, default=0), -max(reads, default=0)
+
+    stages = []
+    for s in n.stages:
+        own = list(s.statements)
+        reduced = s.reduced
+        if not any(x.place is not None for x in own) and all(isinstance(v.size, int) for v in reduced):
+            reduced = tuple(sorted(reduced, key=lambda v: step(v, own)[1]))
+        free = tuple(sorted(s.free, key=lambda v: step(v, own)))
+        stages.append(dataclasses.replace(s, free=free, reduced=reduced))
+    return Nest(tuple(sorted(n.outer, key=lambda v: step(v, every))), tuple(stages))
+
+
+# -- vectors -----------------------------------------------------------------------------------------------------------
+def _gain(v: Var, statements: tuple[Statement, ...]) -> float:
+    """How well vectors along ``v`` read and write memory: neighbours are good, gaps are bad, divisions are worse."""
+    gain = 0.0
+    stores = [s.address for s in statements if s.address is not None]
+    for index in [*indices(*statements), *stores]:  # gaps between stores cost more than gaps between loads
+        nonlinear = any(v in Index(0, ((a, 1),)).atoms for a, _ in index.terms if not isinstance(a, Var))
+        nonlinear = nonlinear or any(v in variables(a.value) for a in index.atoms if isinstance(a, Computed))
+        step = index.coefficient(v)
+        gain += -2 if nonlinear else 1 if step == 1 else 0.4 if step == 0 else -0.5
+    size = v.size if isinstance(v.size, int) else 4096
+    filled = size / (-(-size // LANES) * LANES)
+    return gain * filled if gain > 0 else gain
+
+
+def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...]) -> bool:
+    """Whether no condition for a load, and no loop's length, depends on ``v``."""
+    for s in stages:
+        if any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
+            return False
+        for x in s.statements:
+            if isinstance(x.how, Scan | Scatter):
+                return False
+            if any(isinstance(y, Guarded) and v in variables(y.condition) for y in walk(x.body)):
+                return False
+    return True
+
+
+def _with_vectors(n: Nest) -> Nest:
+    if len(n.stages) == 1 and not n.stages[0].inner:
+        return _elementwise(n)
+    outer = [(sum(_gain(v, s.statements) * _share(n, s) for s in n.stages), v) for v in n.outer]
+    outer = [(g, v) for g, v in outer if _can_run_in_vectors(v, n.stages)]
+    best_outer = max(outer, key=lambda x: x[0], default=(0.0, None))
+    inner: list[tuple[float, Var | None]] = []
+    for s in n.stages:
+        choices = [(_gain(v, s.statements), v) for v in s.inner if _can_run_in_vectors(v, (s,))]
+
+        inner.append(max(choices, key=lambda x: x[0], default=(0.0, None)))
+    total = sum(max(0.0, g) * _share(n, s) for (g, _), s in zip(inner, n.stages, strict=True))
+    if best_outer[1] is not None and best_outer[0] > total:
+        return dataclasses.replace(n, vector=best_outer[1])
+    stages = []
+    for (g, v), s in zip(inner, n.stages, strict=True):
+        v = v if g > 0 else None
+        stages.append(dataclasses.replace(s, vector=v, free=_last(s.free, v), reduced=_last(s.reduced, v)))
+    return dataclasses.replace(n, stages=tuple(stages))
+
+
+def _share(n: Nest, stage: StageNest) -> float:
+    """The part of the kernel's work that a stage has."""
+    work = [cost.count(s.inner) for s in n.stages]
+    return cost.count(stage.inner) / max(1, sum(work))
+
+
+def _last(loops: tuple[Var, ...], v: Var | None) -> tuple[Var, ...]:
+    """Loops with ``v`` innermost."""
+    return loops if v not in loops else (*(w for w in loops if w != v), v)  # type: ignore[arg-type]
+
+
+def _elementwise(n: Nest) -> Nest:
+    """A nest without inner loops: one of the outer variables becomes the inner loop, in vectors."""
+    (stage,) = n.stages
+    if not n.outer:
+        return n
+    choices = [(_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages)]
+    gain, v = max(choices, key=lambda x: x[0], default=(0.0, None))
+    if v is None or gain <= 0:
+        v = n.outer[-1]
+        inner = dataclasses.replace(stage, free=(v,))
+        return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, None)
+    across = _read_across(n, v)
+    if (
+        across is not None
+    ):  # a transpose: blocks of ``v``, and inside them the variable along which reads are neighbours
+        inner = dataclasses.replace(stage, free=(across,))
+        return Nest(tuple(w for w in n.outer if w != across), (inner,), v)
+    inner = dataclasses.replace(stage, free=(v,), vector=v)
+    return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, v)
+
+
+def _read_across(n: Nest, v: Var) -> Var | None:
+    """A variable along which some load reads neighbours while ``v`` steps over lines of memory."""
+    for index in indices(*n.stages[0].statements):
+        if abs(index.coefficient(v)) > 1:
+            for w in n.outer:
+                if w != v and index.coefficient(w) == 1 and cost.count([w]) >= 4:
+                    return w
+    return None
+
+
+def _sliced(n: Nest, v: Var, vector: Var | None) -> Nest:
+    """Cut a long inner loop in slices, so that there are enough for the threads."""
+    (stage,) = n.stages
+    others = cost.count(n.outer)
+    if not isinstance(v.size, int) or v.size < 2 * SLICE or others >= 64:
+        return n
+    chunk = max(SLICE, -(-v.size * others // 64 // LANES) * LANES)
+    p = Var(f"{v.name}p", -(-v.size // chunk))
+    left = least(Index.of(chunk), v.size - Index.of(p) * chunk)
+    q = Var(f"{v.name}q", left.constant if left.is_constant else left)
+    statements = substituted(stage.statements, {v: Index.of(p) * chunk + q})
+    stage = StageNest((q,), (), statements, q if vector is not None else None)
+    return Nest((*n.outer, p), (stage,))

@@ -1,0 +1,90 @@
+"""All passes from a program to a schedule, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.program import Call, Program, reads
+from torch_max_backend.schedule.fuse import fuse
+from torch_max_backend.schedule.inline import inline
+from torch_max_backend.schedule.kernel import Kernel, Layout
+from torch_max_backend.schedule.nest import Nest, nest
+from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
+
+
+@dataclass
+class Schedule:
+    """Loop nests and library calls in running order, the layout of every tensor, and what needs no memory."""
+
+    program: Program
+    steps: list[Nest | Call]
+    layouts: dict[str, Layout]
+    local: frozenset[str]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.steps))
+
+
+def schedule(program: Program) -> Schedule:
+    """Kernels and calls in running order for a program, with the layout of every tensor."""
+    program = inline(program)
+    program = split_divided_variables(program)
+    program = split_long_reductions(program, layouts_of(program))
+    layouts = layouts_of(program)
+    steps: list[Nest | Call] = []
+    kernels = fuse(program)
+    local = _local(program, kernels)
+    for step in kernels:
+        steps.append(step if isinstance(step, Call) else nest(step, layouts, local))
+    return Schedule(program, steps, layouts, local)
+
+
+def layouts_of(program: Program) -> dict[str, Layout]:
+    """The layout of every tensor: inputs and call results as they are, what leaves in its order, the rest contiguous."""
+    orders = dict(program.outputs)
+    targets = {source: program.inputs[target] for target, source in program.stores}
+    found = {name: Layout(x.sizes, x.strides) for name, x in program.inputs.items()}
+    for step in program.steps:
+        if isinstance(step, Call):
+            found.update({r.name: Layout(r.sizes, r.strides) for r in step.results if r})
+            continue
+        found[step.name] = Layout(step.sizes, _strides(step.sizes, orders.get(step.name)))
+        target = targets.get(step.name)
+        if target is not None and target.sizes == step.sizes and step.name not in orders:
+            found[step.name] = Layout(step.sizes, target.strides)
+    return found
+
+
+def _strides(sizes: tuple[Index, ...], order: tuple[int, ...] | None) -> tuple[Index, ...]:
+    strides = [Index.of(1)] * len(sizes)
+    step = Index.of(1)
+    for d in reversed(order or range(len(sizes))):
+        strides[d] = step
+        step = step * (sizes[d] if sizes[d] != 0 else 1)
+    return tuple(strides)
+
+
+def _local(program: Program, steps: list[Kernel | Call]) -> frozenset[str]:
+    """Definitions that only their own stage reads, or, if they are one number an outer index, their own kernel."""
+    outside = {name for name, _ in program.outputs} | {s for _, s in program.stores}
+    result: set[str] = set()
+    for step in steps:
+        if isinstance(step, Call):
+            outside.update(step.reads())
+            continue
+        own = {d.name for d in step.definitions}
+        for d in step.definitions:
+            outside.update(n for n in reads(d) if n not in own)
+    for step in steps:
+        if isinstance(step, Call):
+            continue
+        for stage in step.stages:
+            for d in stage.definitions:
+                if d.name in outside:
+                    continue
+                others = {n for s in step.stages if s is not stage for m in s.definitions for n in reads(m)}
+                free = [v for v in d.variables if v in stage.inner]
+                if not free or d.name not in others:
+                    result.add(d.name)
+    return frozenset(result)

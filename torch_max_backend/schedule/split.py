@@ -1,0 +1,187 @@
+"""Loops are split: where an index is divided, and where a reduction is too long for one thread or one accumulator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from torch_max_backend.loops.expr import FromIndex, Load, Scalar, loads, rewrite, walk
+from torch_max_backend.loops.index import Div, Index, Mod, Var, least
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.kernel import Layout
+
+ENOUGH = 16
+"""Parts that keep the threads of a CPU busy."""
+PART = 8192
+"""Elements that are worth a part of their own."""
+CHAIN = 2048
+"""Additions one after the other in one accumulator, above which a sum is cut: its rounding errors grow with them."""
+LANES = 64
+"""Accumulators that a sum along memory has at the same time."""
+
+
+# -- divisions of an index ---------------------------------------------------------------------------------------------
+def split_divided_variables(program: Program) -> Program:
+    """Split a variable where an index has its quotient and remainder, so that indices become sums.
+
+    Before: ``t0[i:12] = x[i // 4, i % 4]``. After: ``t0[a:3, b:4] = x[a, b]``, in the same memory.
+    """
+    split: dict[str, list[tuple[int, int]]] = {}
+    steps = []
+    orders = dict(program.outputs)
+    for step in program.steps:
+        if isinstance(step, Definition):
+            step = _reindexed(step, split)
+            while (found := _divided(step)) is not None:
+                step, position = _split_variable(step, *found)
+                if position is not None:
+                    split.setdefault(step.name, []).append((position, found[1]))
+                    if step.name in orders:
+                        orders[step.name] = _split_order(orders[step.name], position)
+        steps.append(step)
+    outputs = [(name, orders[name]) for name, _ in program.outputs]
+    return dataclasses.replace(program, steps=steps, outputs=outputs)
+
+
+def _split_order(order: tuple[int, ...], position: int) -> tuple[int, ...]:
+    result: list[int] = []
+    for d in order:
+        result += [position, position + 1] if d == position else [d + (d > position)]
+    return tuple(result)
+
+
+def _reindexed(d: Definition, split: Mapping[str, list[tuple[int, int]]]) -> Definition:
+    """Loads of definitions that were split, with the quotient and the remainder for the index that was one."""
+    if not any(x.source in split for x in loads(*d.expressions())):
+        return d
+
+    def load(x: Load) -> Scalar:
+        index = list(x.index)
+        for position, inner in split.get(x.source, ()):
+            index[position : position + 1] = [index[position] // inner, index[position] % inner]
+        return Load(x.source, tuple(index), x.dtype)
+
+    return _rewritten(d, {}, load)
+
+
+def _rewritten(d: Definition, values: Mapping[Var, Index], load=lambda x: x) -> Definition:  # type: ignore[no-untyped-def]
+    done: dict[Scalar, Scalar] = {}
+    body = rewrite(d.body, values, load, done)
+    how = d.how
+    if how is not None and hasattr(how, "source"):
+
+        def again(x: Scalar) -> Scalar:
+            return rewrite(x, values, load, done)
+
+        how = dataclasses.replace(
+            how, source=again(how.source), target=tuple(t.substitute(values, again) for t in how.target)
+        )
+    return dataclasses.replace(d, body=body, how=how)
+
+
+def _divided(d: Definition) -> tuple[Var, int] | None:
+    """A variable of the definition that is divided by itself, and the largest such divisor that divides its size."""
+    if d.how is not None and not isinstance(d.how, Reduction):
+        return None
+    own = {*d.variables, *d.reduced}
+    found: dict[Var, int] = {}
+    for x in walk(*d.expressions()):
+        indices = x.index if isinstance(x, Load) else (x.index,) if isinstance(x, FromIndex) else ()
+        for index in indices:
+            for atom in index.atoms:
+                if not isinstance(atom, Div | Mod) or not atom.divisor.is_constant or len(atom.dividend.terms) != 1:
+                    continue
+                v, k = atom.dividend.terms[0]
+                divisor = atom.divisor.constant
+                if k != 1 or atom.dividend.constant or v not in own or not isinstance(v.size, int):  # type: ignore[union-attr]
+                    continue
+                if v.size % divisor == 0 and 1 < divisor < v.size:  # type: ignore[operator, union-attr]
+                    found[v] = max(found.get(v, 0), divisor)  # type: ignore[index, arg-type]
+    return next(iter(found.items()), None)
+
+
+def _split_variable(d: Definition, v: Var, inner: int) -> tuple[Definition, int | None]:
+    """``v`` as two variables; with it the position of ``v`` among the definition's own."""
+    assert isinstance(v.size, int)
+    high, low = Var(f"{v.name}a", v.size // inner), Var(f"{v.name}b", inner)
+    d = _rewritten(d, {v: Index.of(high) * inner + low})
+
+    def parts(variables: tuple[Var, ...]) -> tuple[Var, ...]:
+        return tuple(w for x in variables for w in ((high, low) if x == v else (x,)))
+
+    if v in d.variables:
+        return dataclasses.replace(d, variables=parts(d.variables)), d.variables.index(v)
+    assert isinstance(d.how, Reduction)
+    return dataclasses.replace(d, how=Reduction(d.how.combiner, parts(d.how.variables))), None
+
+
+# -- long reductions ---------------------------------------------------------------------------------------------------
+def split_long_reductions(program: Program, layouts: Mapping[str, Layout]) -> Program:
+    """Cut reductions in parts that threads share, or that keep sums accurate, and combine the parts.
+
+    Before: ``t0[] = sum over r:100000 of x[r]``. After: ``t0_parts[p:13] = sum over q:8192 of x[8192*p + q]``, the
+    last part shorter, and ``t0[] = sum over p:13 of t0_parts[p]``.
+    """
+    steps: list[Definition | Call] = []
+    for step in program.steps:
+        if isinstance(step, Definition) and isinstance(step.how, Reduction):
+            steps += _in_parts(step, step.how, layouts)
+        else:
+            steps.append(step)
+    return dataclasses.replace(program, steps=steps)
+
+
+def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> list[Definition]:
+    results, elements = cost.count(d.variables), cost.count(how.variables)
+    wide = [v for v in how.variables if v.size != 1]
+    if how.combiner.startswith("arg") or not wide or not all(isinstance(v.size, int) for v in wide):
+        return [d]
+    along_memory = _is_along_memory(d, wide[-1], layouts)
+    chain = elements // LANES if along_memory else elements
+    adds = how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
+    few = results < ENOUGH if along_memory else results < ENOUGH * 16
+    if not ((few and results * elements >= 4 * PART and elements >= 64) or (adds and chain > CHAIN)):
+        return [d]
+    parts = max(2, min(64, results * elements // PART), -(-chain // CHAIN) if adds else 0)
+    outer, rest = [], list(how.variables)
+    while parts > 1 and rest:
+        v = rest.pop(0)
+        if v.size == 1:
+            continue
+        assert isinstance(v.size, int)
+        if v.size <= parts:
+            outer.append((v, Index.of(v)))
+            parts //= v.size
+            continue
+        chunk = -(-v.size // parts)
+        chunk = -(-chunk // LANES) * LANES if along_memory and not rest else chunk
+        p = Var(f"{v.name}p", -(-v.size // chunk))
+        left = least(Index.of(chunk), v.size - Index.of(p) * chunk)
+        q = Var(f"{v.name}q", left.constant if left.is_constant else left)
+        d = _rewritten(d, {v: Index.of(p) * chunk + q})
+        outer.append((p, Index.of(p)))
+        rest.insert(0, q)
+        break
+    if not outer or not rest:
+        return [d]
+    names = tuple(p for p, _ in outer)
+    partial = f"{d.name}_parts"
+    first = dataclasses.replace(
+        d, name=partial, dtype=d.body.dtype, variables=(*d.variables, *names), how=Reduction(how.combiner, tuple(rest))
+    )
+    again = {p: Var(f"{p.name}c", p.size) for p in names}
+    index = tuple(Index.of(again.get(v, v)) for v in first.variables)
+    second = dataclasses.replace(
+        d, body=Load(partial, index, d.body.dtype), how=Reduction(how.combiner, tuple(again[p] for p in names))
+    )
+    return [first, second]
+
+
+def _is_along_memory(d: Definition, v: Var, layouts: Mapping[str, Layout]) -> bool:
+    """Whether most loads of the body read neighbours in memory when ``v`` grows by one."""
+    steps = [abs(layouts[x.source].address(x.index).coefficient(v)) for x in loads(d.body) if x.source in layouts]
+    moving = [s for s in steps if s]
+    return bool(moving) and sum(s == 1 for s in moving) * 2 >= len(moving)
