@@ -226,7 +226,31 @@ class Guarded(Expr):
         return (self.condition, self.value, self.other)
 
 
-Scalar = Const | Load | Op | FromIndex | Guarded
+@dataclass(frozen=True, eq=False)
+class Checked(Expr):
+    """An int64 as an index of one of ``size`` elements; with ``wraps`` a negative one counts from the end.
+
+    One that is out of range is noted under the number ``site``, of the program's, and moved into the range.
+    """
+
+    value: Expr
+    size: int
+    site: int
+    wraps: bool
+    dtype: torch.dtype = torch.int64
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.value, self.size, self.site, self.wraps)
+
+    def __str__(self) -> str:
+        return f"{'wrapped' if self.wraps else 'checked'}({self.value}, {self.size})"
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+
+Scalar = Const | Load | Op | FromIndex | Guarded | Checked
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
@@ -283,6 +307,12 @@ def guarded(condition: Scalar, value: Scalar, other: Scalar) -> Scalar:
     if isinstance(condition, Const):
         return value if condition.value else other
     return Guarded(condition, value, other)
+
+
+def checked(x: Scalar, size: int, site: int, wraps: bool) -> Scalar:
+    """``x`` as an index of one of ``size`` elements; itself if it is in range for certain."""
+    low, high = as_index(x).bounds if isinstance(x, Const | FromIndex) else (-math.inf, math.inf)
+    return x if low >= 0 and high < size else Checked(x, size, site, wraps)
 
 
 def from_index(index: Index) -> Scalar:
@@ -410,6 +440,8 @@ def remade(x: Scalar, parts: tuple[Scalar, ...]) -> Scalar:
     """The operation or guard ``x`` with other operands, simplified as it is when it is made."""
     if isinstance(x, Guarded):
         return guarded(*parts)
+    if isinstance(x, Checked):
+        return checked(parts[0], x.size, x.site, x.wraps)
     assert isinstance(x, Op)
     if x.name in ("cast", "round"):
         return cast(parts[0], x.dtype, x.name)

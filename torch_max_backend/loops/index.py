@@ -474,8 +474,10 @@ def _substituted(atom: Atom, values: Mapping[Atom, Index], inside: Callable[[Any
             result = result * Index.of(part)
         return result
     if isinstance(atom, Computed) and inside is not None:
+        from torch_max_backend.loops.expr import as_index  # which is built on this module
+
         value = inside(atom.value)
-        return atom if value is atom.value else Index.of(Computed(value, atom.low, atom.high))
+        return atom if value is atom.value else as_index(value, atom.low, atom.high)
     return atom
 
 
