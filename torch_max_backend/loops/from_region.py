@@ -17,9 +17,9 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_max_backend.base.errors import LoweringError, Unsupported
-from torch_max_backend.capture.fake_tensors import expr_of, tensors_of, user_line, value_of
+from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
-from torch_max_backend.loops.expr import SHORT, Load
+from torch_max_backend.loops.expr import SHORT, Load, Scalar
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import LIBRARY
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref
@@ -93,7 +93,10 @@ class _FromRegion:
         if is_getitem(node):
             return args[0][args[1]]
         self.builder.where = f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
-        result = self._apply(node.target, args, kwargs, value_of(node))
+        if node.target is torch.ops.aten.as_strided.default:
+            result = _as_strided(args[0], tensor_of(node.args[0]), *args[1:], **kwargs)
+        else:
+            result = self._apply(node.target, args, kwargs, value_of(node))
         self._hold_against_promise(node, result)
         return result
 
@@ -239,6 +242,26 @@ class _FromRegion:
         return Ref(
             load.source, x.shape, tuple(Index.of(address.coefficient(v)) for v in variables), Index.of(address.constant)
         )
+
+
+# as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
+def _as_strided(
+    x: Tensor, like: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """A view of memory. ``like`` says how ``x`` lies in it, which must be densely and from its beginning."""
+    order = order_of(like)
+    if order is None or like.storage_offset() != 0:
+        raise Unsupported(f"as_strided of a dense tensor, not of strides {like.stride()}")
+    steps = _numbers(like.stride())
+
+    def at(index: Shape) -> Scalar:
+        place = Index.of(storage_offset or 0)
+        for i, step in zip(index, stride, strict=True):
+            place = place + i * step
+        own = [place // steps[d] % x.shape[d] if k else place // steps[d] for k, d in enumerate(order)]
+        return x.at(tuple(own[order.index(d)] for d in range(x.rank)))
+
+    return Tensor(_numbers(size), x.dtype, at)
 
 
 _HOLE = object()
