@@ -6,4 +6,8 @@ from .division import *
 from .casts import *
 from .bits import *
 from .threading import *
-from .math import *
+from .exponential import *
+from .logarithm import *
+from .trigonometry import *
+from .powers import *
+from .special import *

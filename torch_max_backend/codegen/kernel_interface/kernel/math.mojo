@@ -1,1 +1,0 @@
-from vectors import *
