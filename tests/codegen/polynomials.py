@@ -91,10 +91,13 @@ FITS: dict[str, tuple[Function, float, float, int, Function]] = {
         _even(lambda t: (mp.atan(t) - t) / t**3, -mp.mpf(1) / 3), 0, 1, 8, lambda z: z + 0.0005,
     ),
     "asin: (asin t - t) / t^3 by t^2": (
-        _even(lambda t: (mp.asin(t) - t) / t**3, mp.mpf(1) / 6), 0, 0.2501, 5, lambda z: z + 0.0005,
+        _even(lambda t: (mp.asin(t) - t) / t**3, mp.mpf(1) / 6), 0, 0.3601, 6, lambda z: z + 0.0005,
     ),
     "sinh: (sinh t - t) / t^3 by t^2": (
         _even(lambda t: (mp.sinh(t) - t) / t**3, mp.mpf(1) / 6), 0, 1.001, 3, lambda z: z + 0.0005,
+    ),
+    "tanh: (tanh t - t) / t^3 by t^2": (
+        _even(lambda t: (mp.tanh(t) - t) / t**3, -mp.mpf(1) / 3), 0, 0.3026, 4, lambda z: z + 0.0005,
     ),
     "erf, below 1: erf(t)/t - 1 by t^2": (
         _even(lambda t: mp.erf(t) / t - 1, 2 / mp.sqrt(mp.pi) - 1), 0, 1.001, 6, _one,
@@ -104,13 +107,13 @@ FITS: dict[str, tuple[Function, float, float, int, Function]] = {
     "log64: (log((1+s)/(1-s)) - 2s) / s^3 by s^2": (
         _even(lambda s: (mp.log((1 + s) / (1 - s)) - 2 * s) / s**3, mp.mpf(2) / 3), 0, 0.0295, 6, lambda z: z + 1e-5,
     ),
-    "erfinv, w < 5: erfinv(x)/x by w - 2.5, w = -log(1 - x^2)": (
+    "erfinv64, w < 5: erfinv(x)/x by w - 2.5, w = -log(1 - x^2)": (
         lambda t: _erfinv_over_x(t + mp.mpf("2.5")), -2.5, 2.5, 9, _one,
     ),
-    "erfinv, w >= 5: erfinv(x)/x by sqrt(w) - 3": (
-        lambda t: _erfinv_over_x((t + 3) ** 2), 5**0.5 - 3, 17.5**0.5 - 3, 8, lambda t: 1 / (t + 3),
+    "erfinv64, w >= 5: erfinv(x)/x by sqrt(w) - 3": (
+        lambda t: _erfinv_over_x((t + 3) ** 2), 5**0.5 - 3, 17.5**0.5 - 3, 10, lambda t: 1 / (t + 3),
     ),
-    "erfinv, w >= 16, to be refined: erfinv(x)/x by sqrt(w) - 5": (
+    "erfinv64, w >= 16, to be refined: erfinv(x)/x by sqrt(w) - 5": (
         lambda t: _erfinv_over_x((t + 5) ** 2), -1.01, 37.0**0.5 - 5, 5, lambda t: 1 / (t + 5),
     ),
 }  # fmt: skip

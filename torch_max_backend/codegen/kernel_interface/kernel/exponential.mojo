@@ -120,12 +120,18 @@ def expm1[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def tanh[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    """`m / (m + 2)` with `m = e^(2|x|) - 1`."""
+    """A polynomial below 0.55; above, `1 - 2 / (e^(2|x|) + 1)`."""
+    var one = const[f32, w](1)
     var a = float_abs(x)
-    var most = const[f32, w](15.0)
-    a = select(gt(a, most), most, a)
-    var m = expm1(add(a, a))
-    return copysign(div_plain(m, add(m, const[f32, w](2))), x)
+    var z = mul(a, a)
+    var p = const[f32, w](-0.00628433237)
+    p = fma(p, z, const[f32, w](0.0210792981))
+    p = fma(p, z, const[f32, w](-0.0538543053))
+    p = fma(p, z, const[f32, w](0.133326069))
+    p = fma(p, z, const[f32, w](-0.333333194))
+    var near = fma(mul(a, z), p, a)
+    var far = sub(one, div_plain(const[f32, w](2), add(exp(add(a, a)), one)))
+    return copysign(select(lt(a, const[f32, w](0.55)), near, far), x)
 
 
 @always_inline("nodebug")
@@ -135,9 +141,14 @@ def tanh[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def sigmoid[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """With `e = e^-|x|`: `1 / (1 + e)` or `e / (1 + e)`, and what rounding the divisor lost (1 / (1 + e) is about 1 - e / 2).
+    """
     var one = const[f32, w](1)
     var e = exp(neg(float_abs(x)))
-    return div_plain(select(lt(x, const[f32, w](0)), e, one), add(one, e))
+    var d = add(one, e)
+    var y = div_plain(select(lt(x, const[f32, w](0)), e, one), d)
+    var lost = sub(e, sub(d, one))
+    return fma(mul(lost, y), fma(e, const[f32, w](0.5), neg(one)), y)
 
 
 @always_inline("nodebug")

@@ -132,9 +132,9 @@ def log1p[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     var exponent = shr_plain(bits, const[i32, w](23))
     var e = cast_plain[f32](exponent)
     var lost = select(gt(x, one), sub(one, sub(u, x)), sub(x, sub(u, one)))
-    lost = select(gt(x, const[f32, w](16777216)), zero, lost)
     var down = power_of_two(sub(const[u32, w](127), bitcast[u32](exponent)))
-    var f = select(eq(e, zero), x, fma(lost, down, fraction_of(bits)))
+    var f = fraction_of(bits)
+    f = select(eq(e, zero), x, select(gt(x, const[f32, w](16777216)), f, fma(lost, down, f)))
     var y = log_of_near_one(f, mul(e, const[f32, w](-1.90465421e-09)))
     return select(eq(x, zero), x, log_limits(u, fma(e, const[f32, w](0.693147182), y)))
 

@@ -145,9 +145,9 @@ def atan2[w: Int](y: Vec[f32, w], x: Vec[f32, w]) -> Vec[f32, w]:
     var t = div_plain(select(steep, a, b), select(steep, b, a))
     t = select(eq(b, zero), zero, select(eq(a, b), const[f32, w](1), t))
     var r = atan_to_one(t)
-    r = select(steep, from_right_angle(r), r)
     var left = lt(copysign(const[f32, w](1), x), zero)
-    r = select(left, sub(const[f32, w](3.14159274), add(r, const[f32, w](8.74227766e-08))), r)
+    var other = select(left, sub(const[f32, w](3.14159274), add(r, const[f32, w](8.74227766e-08))), r)
+    r = select(steep, from_right_angle(select(left, neg(r), r)), other)
     return select(bit_or(is_nan(x), is_nan(y)), add(x, y), copysign(r, y))
 
 
@@ -157,13 +157,14 @@ def atan2[w: Int](y: Vec[f64, w], x: Vec[f64, w]) -> Vec[f64, w]:
 
 
 @always_inline("nodebug")
-def asin_to_half[w: Int](t: Vec[f32, w], z: Vec[f32, w]) -> Vec[f32, w]:
-    var p = const[f32, w](0.0375367217)
-    p = fma(p, z, const[f32, w](0.0144262705))
-    p = fma(p, z, const[f32, w](0.031810198))
-    p = fma(p, z, const[f32, w](0.0445167981))
-    p = fma(p, z, const[f32, w](0.0750050396))
-    p = fma(p, z, const[f32, w](0.166666597))
+def asin_near_zero[w: Int](t: Vec[f32, w], z: Vec[f32, w]) -> Vec[f32, w]:
+    var p = const[f32, w](0.0556702167)
+    p = fma(p, z, const[f32, w](-0.0135290185))
+    p = fma(p, z, const[f32, w](0.0328780897))
+    p = fma(p, z, const[f32, w](0.0285064336))
+    p = fma(p, z, const[f32, w](0.0448178463))
+    p = fma(p, z, const[f32, w](0.0749923661))
+    p = fma(p, z, const[f32, w](0.166666776))
     return fma(mul(t, z), p, t)
 
 
@@ -171,9 +172,9 @@ def asin_to_half[w: Int](t: Vec[f32, w], z: Vec[f32, w]) -> Vec[f32, w]:
 def asin[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     var half = const[f32, w](0.5)
     var a = float_abs(x)
-    var far = gt(a, half)
+    var far = gt(a, const[f32, w](0.6))
     var z = select(far, fma(a, const[f32, w](-0.5), half), mul(a, a))
-    var y = asin_to_half(select(far, sqrt(z), a), z)
+    var y = asin_near_zero(select(far, sqrt(z), a), z)
     return copysign(select(far, from_right_angle(add(y, y)), y), x)
 
 
@@ -186,9 +187,9 @@ def asin[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 def acos[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     var half = const[f32, w](0.5)
     var a = float_abs(x)
-    var far = gt(a, half)
+    var far = gt(a, const[f32, w](0.6))
     var z = select(far, fma(a, const[f32, w](-0.5), half), mul(a, a))
-    var y = asin_to_half(select(far, sqrt(z), x), z)
+    var y = asin_near_zero(select(far, sqrt(z), x), z)
     var twice = add(y, y)
     var left = sub(const[f32, w](3.14159274), add(twice, const[f32, w](8.74227766e-08)))
     var near_end = select(lt(x, const[f32, w](0)), left, twice)
