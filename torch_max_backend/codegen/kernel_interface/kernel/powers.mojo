@@ -10,7 +10,7 @@ from .logarithm import *
 
 
 @always_inline("nodebug")
-def positive_pow[w: Int](x: Vec[f64, w], y: Vec[f64, w]) -> Vec[f64, w]:
+def real_power[w: Int](x: Vec[f64, w], y: Vec[f64, w]) -> Vec[f64, w]:
     """`x^y`, with the bits that float32 needs, and its special cases."""
     var zero = const[f64, w](0)
     var one = const[f64, w](1)
@@ -27,13 +27,13 @@ def positive_pow[w: Int](x: Vec[f64, w], y: Vec[f64, w]) -> Vec[f64, w]:
 
 
 @always_inline("nodebug")
-def pow[w: Int](x: Vec[f64, w], y: Vec[f64, w]) -> Vec[f64, w]:
+def power[w: Int](x: Vec[f64, w], y: Vec[f64, w]) -> Vec[f64, w]:
     return libm["pow"](x, y)
 
 
 @always_inline("nodebug")
-def pow[w: Int](x: Vec[f32, w], y: Vec[f32, w]) -> Vec[f32, w]:
-    return cast_plain[f32](positive_pow(cast_plain[f64](x), cast_plain[f64](y)))
+def power[w: Int](x: Vec[f32, w], y: Vec[f32, w]) -> Vec[f32, w]:
+    return cast_plain[f32](real_power(cast_plain[f64](x), cast_plain[f64](y)))
 
 
 @always_inline("nodebug")
