@@ -54,16 +54,17 @@ def sine_from[w: Int](x: Vec[f32, w], quarters: Vec[u32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
-def many_turns[w: Int](x: Vec[f32, w]) -> Bool:
-    """Whether a lane is too large for `rest_of_turns`."""
-    return any_lane(gt(float_abs(x), const[f32, w](100000)))
+def many_turns[w: Int](x: Vec[f32, w]) -> Vec[boolean, w]:
+    """Where `x` is too large for `rest_of_turns`."""
+    return gt(float_abs(x), const[f32, w](100000))
 
 
 @always_inline("nodebug")
 def sin[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    if many_turns(x):
-        return libm["sinf"](x)
-    return select(eq(x, const[f32, w](0)), x, sine_from(x, const[u32, w](0)))
+    var y = select(eq(x, const[f32, w](0)), x, sine_from(x, const[u32, w](0)))
+    if any_lane(many_turns(x)):
+        y = select(many_turns(x), libm["sinf"](x), y)
+    return y
 
 
 @always_inline("nodebug")
@@ -73,9 +74,10 @@ def sin[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def cos[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    if many_turns(x):
-        return libm["cosf"](x)
-    return sine_from(x, const[u32, w](1))
+    var y = sine_from(x, const[u32, w](1))
+    if any_lane(many_turns(x)):
+        y = select(many_turns(x), libm["cosf"](x), y)
+    return y
 
 
 @always_inline("nodebug")
@@ -85,8 +87,6 @@ def cos[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def tan[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    if many_turns(x):
-        return libm["tanf"](x)
     var turns = quarter_turns(x)
     var r = rest_of_turns(x, turns)
     var z = mul(r, r)
@@ -94,7 +94,10 @@ def tan[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     var c = cos_near_zero(z)
     var odd = ne(bit_and(bitcast[u32](turns), const[u32, w](1)), const[u32, w](0))
     var y = div_plain(select(odd, neg(c), s), select(odd, s, c))
-    return select(eq(x, const[f32, w](0)), x, y)
+    y = select(eq(x, const[f32, w](0)), x, y)
+    if any_lane(many_turns(x)):
+        y = select(many_turns(x), libm["tanf"](x), y)
+    return y
 
 
 @always_inline("nodebug")

@@ -100,7 +100,10 @@ def eq[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[boolean, w]:
 
 @always_inline("nodebug")
 def ne[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[boolean, w]:
-    return a.v.ne(b.v)
+    comptime if d.is_floating_point():
+        return ~a.v.eq(b.v)
+    else:
+        return a.v.ne(b.v)
 
 
 @always_inline("nodebug")
