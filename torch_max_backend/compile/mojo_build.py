@@ -77,7 +77,7 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 
 @functools.cache
 def _modular_folder() -> Path:
-    """The folder that holds ``bin/mojo`` and ``lib/mojo``: ``modular`` beside the Python package, or the environment."""
+    """The folder with ``bin/mojo`` and ``lib/mojo``: ``modular`` beside the Python package, or the environment."""
     spec = importlib.util.find_spec("mojo")
     if spec is None or not spec.submodule_search_locations:
         raise CompileError("Mojo's compiler is missing: the package mojo-compiler, which max brings, is not installed.")

@@ -6,10 +6,11 @@ It computes what a definition says for every index at once, one torch op an oper
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import Const, FromIndex, Guarded, Load, Scalar
+from torch_max_backend.loops.expr import Const, FromIndex, Guarded, Load, Op, Scalar
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Ref, Scan, Scatter
 
@@ -129,6 +130,7 @@ class Interpreter:
         if isinstance(x, Guarded):
             condition = self._scalar(x.condition, grid, done)
             return torch.where(condition, self._scalar(x.value, grid, done), self._scalar(x.other, grid, done))
+        assert isinstance(x, Op)
         args = [self._scalar(a, grid, done) for a in x.args]
         if x.name in ("cast", "round"):
             return args[0].to(x.dtype)
@@ -202,7 +204,7 @@ def _extreme_scan(combiner: str) -> Callable[[torch.Tensor, int], torch.Tensor]:
     return lambda x, axis: function(x, axis).values
 
 
-def _with_tensors(value: object, tensor: Callable[[Ref], torch.Tensor]) -> object:
+def _with_tensors(value: Any, tensor: Callable[[Ref], torch.Tensor]) -> Any:
     if isinstance(value, Ref):
         return tensor(value)
     if isinstance(value, list | tuple):
