@@ -468,13 +468,13 @@ def _substituted(atom: Atom, values: Replaced, inside: Callable[[Any], Any] | No
             return atom
         return floor_div(dividend, divisor) if isinstance(atom, Div) else remainder(dividend, divisor)
     if isinstance(atom, Least):
-        return least(atom.left.substitute(values, inside), atom.right.substitute(values, inside))
+        left, right = atom.left.substitute(values, inside), atom.right.substitute(values, inside)
+        return atom if left is atom.left and right is atom.right else least(left, right)
     if isinstance(atom, Product):
-        result = _constant(1)
-        for factor in atom.factors:
-            part = _substituted(factor, values, inside)
-            result = result * Index.of(part)
-        return result
+        factors = [_substituted(f, values, inside) for f in atom.factors]
+        if all(a is b for a, b in zip(factors, atom.factors, strict=True)):
+            return atom
+        return product(map(Index.of, factors))
     if isinstance(atom, Computed) and inside is not None:
         value = inside(atom.value)
         return atom if value is atom.value else Index.of(Computed(value, atom.low, atom.high))
