@@ -17,7 +17,7 @@ import torch
 
 from torch_max_backend.loops.expr import SHORT, Const, FromIndex, Guarded, Load, Op, Scalar, variables, walk
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
-from torch_max_backend.schedule.nest import LANES, Nest, StageNest, Statement
+from torch_max_backend.schedule.nest import Nest, StageNest, Statement, lanes_of
 
 UNROLLED = 4
 """Accumulators of a reduction along memory: an addition takes several cycles, and these do not wait for each other."""
@@ -139,6 +139,10 @@ class _KernelWriter:
         """The text of each variable that has a value here."""
         self.vector: Var | None = None
         self.lanes = 1
+        self.reducing: tuple[Var, ...] = ()
+        """The reduced variables of the stage at work."""
+        self.masked = ""
+        """The number of lanes that count, as text; empty if all do."""
         self.registers: dict[str, tuple[str, int]] = {}
 
     # -- text --------------------------------------------------------------------------------------------------
@@ -197,7 +201,8 @@ class _KernelWriter:
         sizes = []
         for v in outer:
             size = self._index(Index.of(v.size))
-            sizes.append(f"(({size} + {LANES - 1}) // {LANES})" if v == vector else _factor(size))
+            lanes = lanes_of(v)
+            sizes.append(f"(({size} + {lanes - 1}) // {lanes})" if v == vector else _factor(size))
         if not outer:
             with self._block("if thread_index() == 0:"):
                 self._stages()
@@ -210,7 +215,7 @@ class _KernelWriter:
             for k in range(len(outer) - 1, -1, -1):
                 v, name = outer[k], self._named(outer[k])
                 value = rest if k == 0 else f"{rest} % {sizes[k]}"
-                self._line(f"var {name}: Int = {value}{f' * {LANES}' if v == vector else ''}")
+                self._line(f"var {name}: Int = {value}{f' * {lanes_of(v)}' if v == vector else ''}")
                 if k:
                     self._line(f"var rest{k}: Int = {rest} // {sizes[k]}")
                     rest = f"rest{k}"
@@ -224,24 +229,35 @@ class _KernelWriter:
                 del self.place[v]
 
     def _blocks(self, v: Var) -> None:
-        """All stages for a whole vector of ``v``, or for what is left of it one by one."""
-        size, start = self._index(Index.of(v.size)), self.place[v]
-        with self._block(f"if {start} + {LANES} <= {size}:"), self._along(v):
+        """All stages for a whole vector of ``v``, or for what is left of it: in a masked vector, or one by one."""
+        size, start, lanes = self._index(Index.of(v.size)), self.place[v], lanes_of(v)
+        if isinstance(v.size, int) and v.size % lanes == 0:
+            with self._along(v):
+                self._stages()
+            return
+        with self._block(f"if {start} + {lanes} <= {size}:"), self._along(v):
             self._stages()
         with self._block("else:"):
+            if _can_be_masked(v, *self.nest.stages):
+                count, _ = self._new("count", f"{size} - {start}", 1)
+                with self._along(v, count):
+                    self._stages()
+                return
             with self._loop(v, start, size, 1):
                 self._stages()
             self.place[v] = start
 
     @contextmanager
-    def _along(self, v: Var) -> Iterator[None]:
-        self.vector, self.lanes = v, LANES
+    def _along(self, v: Var, count: str = "") -> Iterator[None]:
+        """Compute in vectors along ``v``; with a ``count``, only so many lanes are read and written."""
+        self.vector, self.lanes, self.masked = v, lanes_of(v), count
         yield
-        self.vector, self.lanes = None, 1
+        self.vector, self.lanes, self.masked = None, 1, ""
 
     def _stages(self) -> None:
         self.registers = {}
         for stage in self.nest.stages:
+            self.reducing = stage.reduced
             self._hoist(stage)
             if stage.free:
                 self._free(stage, 0)
@@ -256,12 +272,31 @@ class _KernelWriter:
         v = stage.free[k]
         end, name = self._index(Index.of(v.size)), self._counter(v)
         if v == stage.vector:
-            with self._loop(v, name, end, LANES), self._along(v):
-                self._hoist(stage)
-                self._free(stage, k + 1)
+            lanes = lanes_of(v)
+            if _fits(v, lanes):
+                with self._loop(v, name, end, lanes), self._along(v):
+                    self._hoist(stage)
+                    self._free(stage, k + 1)
+            if _divides(v, lanes):
+                return
+            if _can_be_masked(v, stage):
+                with self._rest(v, name, end):
+                    self._hoist(stage)
+                    self._free(stage, k + 1)
+                return
         with self._loop(v, name, end, 1):
             self._hoist(stage)
             self._free(stage, k + 1)
+
+    @contextmanager
+    def _rest(self, v: Var, name: str, end: str) -> Iterator[None]:
+        """What is left of a loop in vectors, as one masked vector."""
+        with self._block(f"if {name} < {end}:"):
+            count, _ = self._new("count", f"{end} - {name}", 1)
+            self.place[v] = name
+            with self._along(v, count):
+                yield
+            del self.place[v]
 
     def _counter(self, v: Var) -> str:
         self.count += 1
@@ -275,41 +310,48 @@ class _KernelWriter:
             self._body(stage, {})
             return
         along = stage.vector if stage.vector in stage.reduced else None
-        copies = UNROLLED if along is not None and _is_short(stage) else 1
-        wide = [self._accumulators(stage, LANES) for _ in range(copies)] if along is not None else []
-        narrow = self._accumulators(stage, self.lanes)
+        wide: list[_Accumulators] = []
+        narrow: _Accumulators = {}
+        if along is not None:
+            copies = UNROLLED if _is_short(stage) and _fits(along, lanes_of(along) * UNROLLED) else 1
+            wide = [self._accumulators(stage, lanes_of(along)) for _ in range(copies)]
+        if along is None or not (_divides(along, lanes_of(along)) or _can_be_masked(along, stage)):
+            narrow = self._accumulators(stage, self.lanes)
         self._reduced(stage, 0, wide, narrow)
         for s in stage.statements:
             if not s.combiner:
                 continue
-            result = narrow[s.name]
-            for accumulator in reversed(wide):
-                result = self._merged(s, accumulator[s.name], result)
+            result = narrow.get(s.name)
+            for accumulators in reversed(wide):
+                result = self._merged(s, accumulators[s.name], result)
+            assert result is not None
             self._finish(s, *self._taken(s, result))
 
-    def _reduced(
-        self,
-        stage: StageNest,
-        k: int,
-        wide: list[dict[str, tuple[str, str, int]]],
-        narrow: dict[str, tuple[str, str, int]],
-    ) -> None:
+    def _reduced(self, stage: StageNest, k: int, wide: list[_Accumulators], narrow: _Accumulators) -> None:
         if k == len(stage.reduced):
             self._body(stage, narrow)
             return
         v = stage.reduced[k]
         end, name = self._index(Index.of(v.size)), self._counter(v)
         if v == stage.vector:
+            lanes = lanes_of(v)
             if len(wide) > 1:
-                with self._block(f"while {name} + {LANES * len(wide)} <= {end}:"):
+                with self._block(f"while {name} + {lanes * len(wide)} <= {end}:"):
                     for accumulators in wide:
                         self.place[v] = name
                         with self._scope(), self._along(v):
                             self._body(stage, accumulators)
-                        self._line(f"{name} += {LANES}")
+                        self._line(f"{name} += {lanes}")
                     del self.place[v]
-            with self._loop(v, name, end, LANES), self._along(v):
-                self._body(stage, wide[0])
+            if _fits(v, lanes) and not (len(wide) > 1 and _divides(v, lanes * len(wide))):
+                with self._loop(v, name, end, lanes), self._along(v):
+                    self._body(stage, wide[0])
+            if _divides(v, lanes):
+                return
+            if _can_be_masked(v, stage):
+                with self._rest(v, name, end):
+                    self._body(stage, wide[0])
+                return
         with self._loop(v, name, end, 1):
             self._hoist(stage)
             self._reduced(stage, k + 1, wide, narrow)
@@ -329,21 +371,30 @@ class _KernelWriter:
 
     def _accumulate(self, s: Statement, accumulator: tuple[str, str, int], value: str) -> None:
         name, place, lanes = accumulator
+        if self.masked and lanes > 1 and self.vector in self.reducing:
+            here = f"first_lanes[{lanes}]({self.masked})"
+            value, _ = self._new("m", f"select({here}, {value}, {_initial(s.combiner, s.body.dtype, lanes)})", lanes)
         if s.place is None:
             self._line(f"{name} = {_COMBINE[s.combiner]}({name}, {value})")
             return
         position = self._widened(self._from_index(s.place), lanes)
         better = _better(s, value, name)
+        if self.masked and lanes > 1 and self.vector in self.reducing:
+            position = f"select(first_lanes[{lanes}]({self.masked}), {position}, const[i64, {lanes}]({_NOWHERE}))"
         first = f"eq({place}, const[i64, {lanes}]({_NOWHERE}))"
         chosen, _ = self._new("c", f"bit_or({better}, {first})", lanes)
         self._line(f"{name} = select({chosen}, {value}, {name})")
         self._line(f"{place} = select({chosen}, {position}, {place})")
 
-    def _merged(self, s: Statement, wide: tuple[str, str, int], narrow: tuple[str, str, int]) -> tuple[str, str, int]:
+    def _merged(
+        self, s: Statement, wide: tuple[str, str, int], narrow: tuple[str, str, int] | None
+    ) -> tuple[str, str, int]:
         """Two accumulators as one, of one lane."""
         value, place, lanes = wide
         if s.place is None:
             across = value if lanes == 1 else f"{_ACROSS[s.combiner]}({value})"
+            if narrow is None:
+                return self._new("a", across, 1)[0], "", 1
             name, _ = self._new("a", f"{_COMBINE[s.combiner]}({across}, {narrow[0]})", 1)
             return name, "", 1
         largest = "reduce_max" if s.combiner == "argmax" else "reduce_min"
@@ -353,7 +404,7 @@ class _KernelWriter:
             here = f"bit_or({here}, bit_and(is_nan({value}), is_nan(splat[{lanes}]({top}))))"
         used = f"bit_and({here}, ne({place}, const[i64, {lanes}]({_NOWHERE})))"
         least, _ = self._new("at", f"reduce_min(select({used}, {place}, const[i64, {lanes}]({_NOWHERE})))", 1)
-        return self._better_of(s, (top, least, 1), narrow)
+        return (top, least, 1) if narrow is None else self._better_of(s, (top, least, 1), narrow)
 
     def _better_of(self, s: Statement, a: tuple[str, str, int], b: tuple[str, str, int]) -> tuple[str, str, int]:
         nowhere = f"const[i64, 1]({_NOWHERE})"
@@ -399,6 +450,9 @@ class _KernelWriter:
         wide = self._widened((value, lanes), self.lanes)
         if step is None:
             self._line(f"store_at({self.pointers[s.name]}, {self._index_vector(s.address)}, {wide})")
+        elif step == 1 and self.masked:
+            where = f"{self.pointers[s.name]}, {self._index(s.address)}"
+            self._line(f"store_masked({where}, {self.masked}, {wide})")
         elif step == 1:
             self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, {wide})")
         else:
@@ -472,6 +526,10 @@ class _KernelWriter:
             return self._new(
                 "x", f"load_at[{self.lanes}]({self.pointers[x.source]}, {self._index_vector(address)})", self.lanes
             )
+        if step == 1 and self.masked:
+            other = f"const[{SHORT[x.dtype]}, {self.lanes}](0)"
+            where = f"{self.pointers[x.source]}, {self._index(address)}, {self.masked}"
+            return self._new("x", f"load_masked[{self.lanes}]({where}, {other})", self.lanes)
         if step == 1:
             return self._new("x", f"load[{self.lanes}]({self.pointers[x.source]}, {self._index(address)})", self.lanes)
         text = f"load_strided[{self.lanes}]({self.pointers[x.source]}, {self._index(address)}, {step})"
@@ -565,6 +623,32 @@ class _KernelWriter:
 
 
 _NOWHERE = 2**62
+_Accumulators = dict[str, tuple[str, str, int]]
+"""By statement: a name for the value, one for the place if it has one, lanes."""
+
+
+def _fits(v: Var, count: int) -> bool:
+    """Whether a loop may have ``count`` iterations or more."""
+    return not isinstance(v.size, int) or v.size >= count
+
+
+def _divides(v: Var, count: int) -> bool:
+    """Whether ``count`` certainly divides the number of iterations."""
+    return isinstance(v.size, int) and v.size % count == 0
+
+
+def _can_be_masked(v: Var, *stages: StageNest) -> bool:
+    """Whether all memory along ``v`` is read and written in neighbours, or does not depend on it."""
+    for stage in stages:
+        for s in stage.statements:
+            places = [i for x in walk(s.body) if isinstance(x, Load) for i in x.index]
+            places += [s.address] if s.address is not None else []
+            for index in places:
+                if any(v in _reach(atom) for atom, _ in index.terms if not isinstance(atom, Var)):
+                    return False
+                if index.coefficient(v) not in (0, 1):
+                    return False
+    return True
 
 
 def _reach(atom: Atom) -> set[Var]:

@@ -18,6 +18,11 @@ SLICE = 4096
 """Elements of an elementwise loop that a thread takes at a time."""
 
 
+def lanes_of(v: Var) -> int:
+    """The lanes of vectors along ``v``: a power of two, fewer where the loop is short."""
+    return LANES if not isinstance(v.size, int) or v.size >= LANES else 1 << max(1, (v.size - 1).bit_length())
+
+
 @dataclass(frozen=True)
 class Statement:
     """What one definition computes in a loop nest.
@@ -226,8 +231,8 @@ def _gain(v: Var, statements: tuple[Statement, ...]) -> float:
         nonlinear = nonlinear or any(v in variables(a.value) for a in index.atoms if isinstance(a, Computed))
         step = index.coefficient(v)
         gain += -2 if nonlinear else 1 if step == 1 else 0.4 if step == 0 else -0.5
-    size = v.size if isinstance(v.size, int) else 4096
-    filled = size / (-(-size // LANES) * LANES)
+    size, lanes = v.size if isinstance(v.size, int) else 4096, lanes_of(v)
+    filled = size / (-(-size // lanes) * LANES)
     return gain * filled if gain > 0 else gain
 
 
