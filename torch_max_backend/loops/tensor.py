@@ -24,7 +24,7 @@ PROMOTION = ELEMENTWISE_TYPE_PROMOTION_KIND
 
 @dataclass(frozen=True)
 class Tensor:
-    """``at`` gives the scalar at an index, one :class:`Index` a dimension. A view is another ``at``, and costs nothing."""
+    """``at`` gives the scalar at an index, one :class:`Index` a dimension. A view is another ``at``: it is free."""
 
     shape: Shape
     dtype: torch.dtype
@@ -221,13 +221,3 @@ def pointwise(
 def is_number(x: object, value: float) -> bool:
     """Whether an operand is this Python number."""
     return isinstance(x, int | float) and not isinstance(x, bool) and x == value
-
-
-def scalar_of(x: Tensor, index: Shape, dtype: torch.dtype) -> Scalar:
-    """An element in another dtype."""
-    return cast(x.at(index), dtype)
-
-
-def is_zero_size(x: Tensor) -> bool:
-    """Whether the tensor has no element for certain."""
-    return any(s == 0 for s in x.shape)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, rewrite, variables, walk
-from torch_max_backend.loops.index import Computed, Index, Var, least
+from torch_max_backend.loops.index import Computed, Index, Replaced, Var, least
 from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
@@ -149,8 +149,8 @@ def _merged(n: Nest) -> Nest:
             return n
 
 
-def _mergeable(loops: tuple[Var, ...], statements: object, n: Nest) -> tuple[Var, Var] | None:
-    found = list(indices(*statements))  # type: ignore[misc]
+def _mergeable(loops: tuple[Var, ...], statements: Iterable[Statement], n: Nest) -> tuple[Var, Var] | None:
+    found = list(indices(*statements))
     sizes = [v.size for v in (*n.outer, *(v for s in n.stages for v in s.inner)) if isinstance(v.size, Index)]
     for a in loops:
         for b in loops:
@@ -168,11 +168,11 @@ def _runs_on(index: Index, a: Var, b: Var) -> bool:
             return False
         if isinstance(atom, Computed) and {a, b} & variables(atom.value):
             return False
-    return index.coefficient(a) == index.coefficient(b) * b.size  # type: ignore[operator]
+    return index.coefficient(a) == index.coefficient(b) * b.size
 
 
 def _merge(n: Nest, a: Var, b: Var) -> Nest:
-    one = Var(b.name + "m", a.size * b.size)  # type: ignore[operator]
+    one = Var(b.name + "m", a.size * b.size)
     values = {a: Index.of(0), b: Index.of(one)}
 
     def loops(of: tuple[Var, ...]) -> tuple[Var, ...]:
@@ -187,7 +187,7 @@ def _merge(n: Nest, a: Var, b: Var) -> Nest:
     return Nest(loops(n.outer), stages)
 
 
-def substituted(statements: tuple[Statement, ...], values: Mapping[Var, Index]) -> tuple[Statement, ...]:
+def substituted(statements: tuple[Statement, ...], values: Replaced) -> tuple[Statement, ...]:
     """Statements with variables replaced."""
     done: dict[Scalar, Scalar] = {}
     return tuple(
@@ -278,7 +278,7 @@ def _share(n: Nest, stage: StageNest) -> float:
 
 def _last(loops: tuple[Var, ...], v: Var | None) -> tuple[Var, ...]:
     """Loops with ``v`` innermost."""
-    return loops if v not in loops else (*(w for w in loops if w != v), v)  # type: ignore[arg-type]
+    return loops if v not in loops else (*(w for w in loops if w != v), v)
 
 
 def _elementwise(n: Nest) -> Nest:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import op
+from torch_max_backend.loops.expr import constant, op
 from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.rules.reduce import as_number, moments, over
 from torch_max_backend.loops.rules.registry import aten, rule
@@ -127,7 +127,7 @@ def batch_norm_inference(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     compute = computed_in(input.dtype)
-    shape = [1, input.shape[1], *[1] * (input.rank - 2)]
+    shape: list[int | Index] = [1, input.shape[1], *[1] * (input.rank - 2)]
     mean, variance = (
         pointwise(lambda e: e, reshaped(s, shape), dtype=compute, compute=compute) for s in (running_mean, running_var)
     )
@@ -138,8 +138,6 @@ def batch_norm_inference(
 
 
 def _never(index: Any) -> Any:
-    from torch_max_backend.loops.expr import constant
-
     return constant(0.0, torch.float32)
 
 

@@ -65,10 +65,6 @@ def _square(x: Scalar) -> Scalar:
     return x * x
 
 
-def _logit(x: Scalar) -> Scalar:
-    return op("log", x / (1 - x))
-
-
 def _frac(x: Scalar) -> Scalar:
     return x - op("trunc", x)
 
@@ -181,10 +177,6 @@ def _minimum(name: str) -> Formula:
     return formula
 
 
-def _pow(x: Scalar, y: Scalar) -> Scalar:
-    return op("pow", x, y)
-
-
 _register(
     PROMOTION.DEFAULT,
     {
@@ -295,7 +287,7 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
 def pow_scalar(self: Tensor, exponent: float) -> Tensor:
     for value, formula in _POWERS.items():
         if is_number(exponent, value) and (self.dtype.is_floating_point or value in (1.0, 2.0, 3.0)):
-            return pointwise(lambda x, _: formula(x), self, exponent)
+            return pointwise(lambda x, _, formula=formula: formula(x), self, exponent)
     return pow_tensor(self, exponent)
 
 
