@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from torch_max_backend.loops.expr import Scalar, as_index, cast, compare_index, constant, from_index, op, select
@@ -105,53 +103,3 @@ def nll_loss_backward(
 
 def _equals(index: Index, number: Scalar) -> Scalar:
     return compare_index("eq", index, as_index(number)) if index.is_constant else from_index(index).equals(number)
-
-
-# binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor
-@rule(aten.binary_cross_entropy.default)
-def binary_cross_entropy(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN) -> Tensor:
-    compute = computed_in(self.dtype)
-
-    def formula(x: Scalar, y: Scalar, *rest: Scalar) -> Scalar:
-        lowest = constant(-100, x.dtype)
-        no, yes = (op("maximum", f, lowest) for f in (op("log1p", -x), op("log", x)))
-        loss = (y - 1) * no - y * yes
-        return loss * rest[0] if rest else loss
-
-    operands = [self, target, *([] if weight is None else [weight])]
-    losses = pointwise(formula, *operands, compute=compute, dtype=compute)
-    return _reduced(losses, reduction, self.dtype)
-
-
-def _reduced(losses: Tensor, reduction: int, dtype: torch.dtype) -> Tensor:
-    if reduction not in (MEAN, SUM):
-        return pointwise_of(losses, lambda e: e, dtype)
-    count = Index.of(1)
-    for size in losses.shape:
-        count = count * size
-
-    def finish(s: Scalar) -> Scalar:
-        return s / cast(from_index(count), s.dtype) if reduction == MEAN else s
-
-    return over("sum", losses, None, compute=losses.dtype, finish=finish, dtype=dtype)
-
-
-# binary_cross_entropy_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight=None,
-#     int reduction=Mean) -> Tensor
-@rule(aten.binary_cross_entropy_backward.default)
-def binary_cross_entropy_backward(
-    grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
-) -> Tensor:
-    compute = computed_in(self.dtype)
-    count: Any = Index.of(1)
-    for size in self.shape:
-        count = count * size
-
-    def formula(g: Scalar, x: Scalar, y: Scalar, *rest: Scalar) -> Scalar:
-        small = constant(1e-12, x.dtype)
-        grad = g * (x - y) / op("maximum", (1 - x) * x, small)
-        grad = grad * rest[0] if rest else grad
-        return grad / cast(from_index(count), grad.dtype) if reduction == MEAN else grad
-
-    operands = [grad_output, self, target, *([] if weight is None else [weight])]
-    return pointwise(formula, *operands, compute=compute, dtype=self.dtype)
