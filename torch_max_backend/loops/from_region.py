@@ -114,6 +114,7 @@ class _FromRegion:
             _dtype(value)
         rule = rules().get(target)
         if rule is not None:
+            self.builder.promise = promise
             with contextlib.suppress(_NoRule):
                 return rule(*args, **kwargs)
         if target in LIBRARY:
@@ -170,6 +171,8 @@ class _FromRegion:
             args, kwargs = (fx.node.map_arg(a, env.__getitem__) for a in (node.args, dict(node.kwargs)))
             if is_getitem(node):
                 env[node] = args[0][args[1]]
+            elif isinstance(node.target, type):  # a named tuple of results
+                env[node] = tuple(args[0]) if len(args) == 1 else tuple(args)
             else:
                 env[node] = self._apply(node.target, args, kwargs, node.meta.get("val"))
         raise LoweringError(f"the decomposition of {target} returns nothing")

@@ -49,6 +49,8 @@ class Builder:
     def __init__(self) -> None:
         self.program = Program()
         self.where = ""
+        self.promise: Any = None
+        """What torch promises for the op at work: its fake tensors, for rules whose dtypes depend on the device."""
         self._count = 0
 
     def _fresh(self, prefix: str) -> str:
@@ -117,6 +119,8 @@ def reduce(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """For each index of ``shape``, the combined scalars ``at(index, place)`` over all places of ``over``."""
+    if all(size == 1 for size in over):  # nothing is combined
+        return _of_one(combiner, shape, over, at, dtype)
     b = builder()
     variables = tuple(b.variable("i", size) for size in shape)
     places = tuple(b.variable("r", size) for size in over)
@@ -124,6 +128,20 @@ def reduce(
     found = torch.int64 if combiner.startswith("arg") else body.dtype
     result = b.add(found, variables, body, Reduction(combiner, places))
     return result if dtype in (None, found) else converted(result, dtype)
+
+
+def _of_one(
+    combiner: str,
+    shape: Sequence[Index],
+    over: Sequence[Index],
+    at: Callable[[Shape, Shape], Scalar],
+    dtype: torch.dtype | None,
+) -> Tensor:
+    place = (Index.of(0),) * len(over)
+    if combiner.startswith("arg"):
+        return define(shape, dtype or torch.int64, lambda index: constant(0, dtype or torch.int64))
+    inner = at(tuple(Index.of(0) for _ in shape), place).dtype
+    return define(shape, dtype or inner, lambda index: rounded(at(index, place), dtype or inner))
 
 
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
