@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guarded, Load, Scalar, nested, variables, walk
+from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guarded, Load, Op, Scalar, variables, walk
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule.nest import Nest, StageNest, Statement, lanes_of
@@ -445,7 +445,7 @@ class _KernelWriter:
         if s.place is not None:
             return place, lanes
         if s.body.dtype is not s.dtype:
-            return f"cast[{SHORT[s.dtype]}]({value})", lanes  # type: ignore[index]
+            return f"cast[{SHORT[s.dtype]}]({value})", lanes
         return value, lanes
 
     # -- statements --------------------------------------------------------------------------------------------
@@ -492,7 +492,7 @@ class _KernelWriter:
         if s.dtype is torch.bool:
             return f"{'bit_or' if combiner in ('sum', 'maximum') else 'bit_and'}({old}, {new})", lanes
         if s.dtype in (torch.float16, torch.bfloat16):
-            return f"cast[{SHORT[s.dtype]}]({_COMBINE[combiner]}(cast[f32]({old}), cast[f32]({new})))", lanes  # type: ignore[index]
+            return f"cast[{SHORT[s.dtype]}]({_COMBINE[combiner]}(cast[f32]({old}), cast[f32]({new})))", lanes
         return f"{_COMBINE[combiner]}({old}, {new})", lanes
 
     def _hoist(self, stage: StageNest) -> None:
@@ -509,7 +509,7 @@ class _KernelWriter:
             self._scalar(x)
             return
         for y in x.operands if not isinstance(x, Guarded) else (x.condition,):
-            self._hoisted(y, own)  # type: ignore[arg-type]
+            self._hoisted(y, own)
 
     # -- scalars -----------------------------------------------------------------------------------------------
     def _known(self, x: Scalar) -> tuple[str, int] | None:
@@ -542,6 +542,7 @@ class _KernelWriter:
             value, lanes = self._scalar(x.value)
             call = f"{'wrapped' if x.wraps else 'checked'}_index"
             return self._new("at", f"{call}({self.pointers[ERRORS]}, {value}, {x.size}, {x.site + 1})", lanes)
+        assert isinstance(x, Op)
         values = [self._scalar(a) for a in x.args]
         lanes = max(n for _, n in values)
         args = ", ".join(self._widened(v, lanes) for v in values)
@@ -656,7 +657,8 @@ class _KernelWriter:
             return f"{name}({self._index_vector(atom.dividend)}, {self._index_vector(atom.divisor)})"
         if isinstance(atom, Least):
             return f"minimum({self._index_vector(atom.left)}, {self._index_vector(atom.right)})"
-        parts = [self._atom_vector(f) for f in atom.factors]  # type: ignore[union-attr]
+        assert isinstance(atom, Product)
+        parts = [self._atom_vector(f) for f in atom.factors]
         text = parts[0]
         for part in parts[1:]:
             text = f"mul({text}, {part})"

@@ -67,6 +67,7 @@ class _Writer:
         self.block = 0
         self.launches, self.moved = 0, 0
         self.calls: list[str] = []
+        self.alive: set[str] = set()
 
     # -- memory ------------------------------------------------------------------------------------------------
     def _needed_as_tensors(self) -> set[str]:
@@ -122,9 +123,10 @@ class _Writer:
         for k, step in enumerate(self.plan.steps):
             if isinstance(step, Nest):
                 run.append(step)
-                if k + 1 == len(self.plan.steps) or isinstance(self.plan.steps[k + 1], Call):
-                    self._segment(run, k)
-                    run = []
+                if isinstance(next(iter(self.plan.steps[k + 1 :]), None), Nest):
+                    continue
+                self._segment(run, k)
+                run = []
             else:
                 self._call(step)
             self._delete(k)
@@ -158,6 +160,7 @@ class _Writer:
             layout = self.plan.layouts[name]
             sizes, strides = _tuple(layout.sizes), _tuple(layout.strides)
         self.lines.append(f"{name} = empty({sizes}, {strides}, dtype={dtype})")
+        self.alive.add(name)
 
     def _segment(self, nests: list[Nest], k: int) -> None:
         first = k + 1 - len(nests)
@@ -230,6 +233,7 @@ class _Writer:
                     f"if {r.name}.stride() != {stride}: {r.name} = as_planned({r.name}, {size}, {stride})"
                 )
         self.calls.append(f"{call.library} {call.target}")
+        self.alive |= {r.name for r in call.results if r}
 
     def _argument(self, x: Any) -> str:
         if isinstance(x, Ref):
@@ -249,14 +253,10 @@ class _Writer:
 
     def _delete(self, k: int) -> None:
         """Forget tensors that nothing reads any more."""
-        leaving = {*self.outputs, *self.plan.program.inputs, *(s for _, s in self.plan.program.stores)}
-        step = self.plan.steps[k]
-        own = {*self.as_tensors, *(r.name for s in self.plan.steps if isinstance(s, Call) for r in s.results if r)}
-        if isinstance(step, Nest) and k + 1 < len(self.plan.steps) and isinstance(self.plan.steps[k + 1], Nest):
-            return
-        dead = [n for n in own - leaving if self.last.get(n, len(self.plan.steps)) <= k and n not in self.values]
-        dead = [n for n in dead if any(n in line for line in self.lines) and f"del {n}" not in self.lines]
-        self.lines += [f"del {n}" for n in sorted(dead)]
+        leaving = {*self.outputs, *(s for _, s in self.plan.program.stores)}
+        dead = sorted(n for n in self.alive - leaving if self.last.get(n, -1) <= k)
+        self.lines += [f"del {n}" for n in dead]
+        self.alive -= {*dead}
 
 
 def _stored_in_place(plan: Schedule) -> dict[str, str]:

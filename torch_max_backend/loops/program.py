@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from torch_max_backend.base.index_sites import Site
-from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, walk
+from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, nested, walk
 from torch_max_backend.loops.index import Index, Var
 
 COMBINERS = ("sum", "product", "maximum", "minimum", "any", "all", "argmax", "argmin")
-"""What a reduction does with its elements. Maximum and minimum are NaN if an element is; argmax and argmin give the place
-of the first greatest or least (a NaN counts as such) in the order of the reduction's variables."""
+"""What a reduction does with its elements. Maximum and minimum are NaN if an element is; argmax and argmin give the
+place of the first greatest or least (a NaN counts as such) in the order of the reduction's variables."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Definition:
-    """A tensor: for every value of ``variables``, the scalar ``body``, reduced, scanned or scattered into if it says so.
+    """A tensor: for every value of ``variables``, the scalar ``body``, reduced, scanned or scattered into by ``how``.
 
     ``where`` is the op and the user's line that it comes from.
     """
@@ -195,8 +195,6 @@ def reads(step: Step) -> tuple[str, ...]:
 
 
 def _nested(target: tuple[Index, ...]) -> tuple[Scalar, ...]:
-    from torch_max_backend.loops.expr import nested
-
     return tuple(x for index in target for x in nested(index))
 
 
@@ -224,6 +222,9 @@ def check(program: Program) -> None:
             ranks.update({r.name: len(r.sizes) for r in step.results if r is not None})
         else:
             missing = []
+            combiner = step.how.combiner if step.how is not None else "sum"
+            if combiner not in (*COMBINERS, "set"):
+                raise ValueError(f"{step.name}: {combiner} is no combiner")
             bound = {*step.variables, *step.reduced}
             if isinstance(step.how, Scatter):
                 bound |= {*step.how.variables}

@@ -25,7 +25,7 @@ PROMOTION = ELEMENTWISE_TYPE_PROMOTION_KIND
 
 @dataclass(frozen=True)
 class Tensor:
-    """``at`` gives the scalar at an index, one :class:`Index` a dimension. A view is another ``at``, and costs nothing."""
+    """``at`` gives the scalar at an index, one :class:`Index` a dimension. A view is another ``at``: it is free."""
 
     shape: Shape
     dtype: torch.dtype
@@ -50,6 +50,8 @@ class Builder:
     def __init__(self) -> None:
         self.program = Program()
         self.where = ""
+        self.promise: Any = None
+        """What torch promises for the op at work: its fake tensors, for rules whose dtypes depend on the device."""
         self._count = 0
 
     def _fresh(self, prefix: str) -> str:
@@ -77,7 +79,6 @@ class Builder:
         name = self.name()
         self.program.steps.append(Definition(name, dtype, variables, body, how, self.where))
         return named(name, tuple(Index.of(v.size) for v in variables), dtype)
-
 
     def site(self, message: str) -> int:
         """The number of a place that checks indices, with torch's words for one that is out of range."""
@@ -128,6 +129,8 @@ def reduce(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """For each index of ``shape``, the combined scalars ``at(index, place)`` over all places of ``over``."""
+    if all(size == 1 for size in over):  # nothing is combined
+        return _of_one(combiner, shape, over, at, dtype)
     b = builder()
     variables = tuple(b.variable("i", size) for size in shape)
     places = tuple(b.variable("r", size) for size in over)
@@ -135,6 +138,20 @@ def reduce(
     found = torch.int64 if combiner.startswith("arg") else body.dtype
     result = b.add(found, variables, body, Reduction(combiner, places))
     return result if dtype in (None, found) else converted(result, dtype)
+
+
+def _of_one(
+    combiner: str,
+    shape: Sequence[Index],
+    over: Sequence[Index],
+    at: Callable[[Shape, Shape], Scalar],
+    dtype: torch.dtype | None,
+) -> Tensor:
+    place = (Index.of(0),) * len(over)
+    if combiner.startswith("arg"):
+        return define(shape, dtype or torch.int64, lambda index: constant(0, dtype or torch.int64))
+    inner = at(tuple(Index.of(0) for _ in shape), place).dtype
+    return define(shape, dtype or inner, lambda index: rounded(at(index, place), dtype or inner))
 
 
 def checked_index(x: Scalar, size: Index, message: str, wraps: bool = False) -> Index:
@@ -245,13 +262,3 @@ def pointwise(
 def is_number(x: object, value: float) -> bool:
     """Whether an operand is this Python number."""
     return isinstance(x, int | float) and not isinstance(x, bool) and x == value
-
-
-def scalar_of(x: Tensor, index: Shape, dtype: torch.dtype) -> Scalar:
-    """An element in another dtype."""
-    return cast(x.at(index), dtype)
-
-
-def is_zero_size(x: Tensor) -> bool:
-    """Whether the tensor has no element for certain."""
-    return any(s == 0 for s in x.shape)

@@ -50,8 +50,8 @@ class ProgramSpec:
     bytes_moved: int = 0
     gpus: tuple[int, ...] = field(default=())
 
-    def bind(self, library: Library) -> Callable[..., Any]:
-        """The program as a function of its inputs; it returns a tuple of its outputs."""
+    def bind(self, library: Library | None) -> Callable[..., Any]:
+        """The program as a function of its inputs, which returns a tuple; one without segments has no library."""
         scope: dict[str, Any] = {
             "empty": torch.empty_strided,
             "block_of": _block_of,
@@ -65,6 +65,7 @@ class ProgramSpec:
             **self.values,
         }
         for k, segment in enumerate(self.segments):
+            assert library is not None
             scope[f"table{k}"] = ctypes.c_int64 * segment.words
             scope[f"segment{k}"] = library.function(f"{SEGMENT}{k}", segment.parallel)
         name = f"<max_backend program {id(scope):x}>"
@@ -138,14 +139,13 @@ def team() -> Any:
     except AttributeError:
         folder = os.path.dirname(torch.__file__)
         places = [*glob.glob(f"{folder}/lib/libgomp*"), *glob.glob(f"{folder}.libs/libgomp*"), "libgomp.so.1"]
-        found = None
         for place in places:
             try:
                 found = ctypes.CDLL(place, mode=ctypes.RTLD_GLOBAL).GOMP_parallel
                 break
             except OSError:
                 continue
-        if found is None:
+        else:
             raise ExecutionError("generated kernels need GNU OpenMP's library, which this torch does not use") from None
     found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     found.restype = None

@@ -154,9 +154,10 @@ def _pairing(stage: Stage, d: Definition, inner: list[Var], own: dict[str, Defin
         for v, index in zip(own[x.source].variables, x.index, strict=True):
             if v not in stage.inner:
                 continue
-            if len(index.terms) != 1 or index.constant or index.terms[0][0] not in inner:
+            mine = index.terms[0][0] if len(index.terms) == 1 and not index.constant else None
+            if not isinstance(mine, Var) or mine not in inner:
                 return None
-            pairs[index.terms[0][0]] = v  # type: ignore[index]
+            pairs[mine] = v
     if not pairs:
         pairs = dict(zip(inner, stage.inner, strict=True))
     if len(pairs) != len(inner) or len(set(pairs.values())) != len(pairs):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
-from torch_max_backend.loops.index import Computed, Index, Var, least
+from torch_max_backend.loops.index import Computed, Index, Replaced, Var, least
 from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
@@ -83,7 +83,8 @@ class Nest:
     def work(self) -> int:
         """What it costs, in simple operations on one element."""
         each = sum(
-            cost.count((*self.outer, *s.inner)) * (1 + cost.of_expression(*(e for x in s.statements for e in x.expressions)))
+            cost.count((*self.outer, *s.inner))
+            * (1 + cost.of_expression(*(e for x in s.statements for e in x.expressions)))
             for s in self.stages
         )
         return each
@@ -156,9 +157,9 @@ def merged(n: Nest) -> Nest:
             return n
 
 
-def _mergeable(loops: tuple[Var, ...], statements: object, n: Nest) -> tuple[Var, Var] | None:
-    found = list(indices(*statements))  # type: ignore[misc]
-    in_order = any(s.how is not None for s in statements)  # type: ignore[attr-defined]
+def _mergeable(loops: tuple[Var, ...], statements: Iterable[Statement], n: Nest) -> tuple[Var, Var] | None:
+    found = list(indices(*statements))
+    in_order = any(s.how is not None for s in statements)
     sizes = [v.size for v in (*n.outer, *(v for s in n.stages for v in s.inner)) if isinstance(v.size, Index)]
     for a in loops:
         for b in loops:
@@ -178,11 +179,11 @@ def _runs_on(index: Index, a: Var, b: Var) -> bool:
             return False
         if isinstance(atom, Computed) and {a, b} & variables(atom.value):
             return False
-    return index.coefficient(a) == index.coefficient(b) * b.size  # type: ignore[operator]
+    return index.coefficient(a) == index.coefficient(b) * b.size
 
 
 def _merge(n: Nest, a: Var, b: Var) -> Nest:
-    one = Var(b.name + "m", a.size * b.size)  # type: ignore[operator]
+    one = Var(b.name + "m", a.size * b.size)
     values = {a: Index.of(0), b: Index.of(one)}
 
     def loops(of: tuple[Var, ...]) -> tuple[Var, ...]:
@@ -197,14 +198,16 @@ def _merge(n: Nest, a: Var, b: Var) -> Nest:
     return Nest(loops(n.outer), stages)
 
 
-def substituted(statements: tuple[Statement, ...], values: Mapping[Var, Index]) -> tuple[Statement, ...]:
+def substituted(statements: tuple[Statement, ...], values: Replaced) -> tuple[Statement, ...]:
     """Statements with variables replaced."""
     done: dict[Scalar, Scalar] = {}
     return tuple(
         dataclasses.replace(
             s,
             body=rewrite(s.body, values, done=done),
-            address=None if s.address is None else s.address.substitute(values, lambda x: rewrite(x, values, done=done)),
+            address=None
+            if s.address is None
+            else s.address.substitute(values, lambda x: rewrite(x, values, done=done)),
             place=None if s.place is None else s.place.substitute(values),
         )
         for s in statements
@@ -242,7 +245,7 @@ def _gain(v: Var, statements: tuple[Statement, ...]) -> float:
         step = index.coefficient(v)
         gain += -2 if nonlinear else 1 if step == 1 else 0.4 if step == 0 else -0.5
     size, lanes = v.size if isinstance(v.size, int) else 4096, lanes_of(v)
-    filled = size / (-(-size // lanes) * LANES)
+    filled = size / max(LANES, -(-size // lanes) * LANES)
     return gain * filled if gain > 0 else gain
 
 
@@ -288,7 +291,7 @@ def _share(n: Nest, stage: StageNest) -> float:
 
 def _last(loops: tuple[Var, ...], v: Var | None) -> tuple[Var, ...]:
     """Loops with ``v`` innermost."""
-    return loops if v not in loops else (*(w for w in loops if w != v), v)  # type: ignore[arg-type]
+    return loops if v not in loops else (*(w for w in loops if w != v), v)
 
 
 def _elementwise(n: Nest) -> Nest:

@@ -47,7 +47,7 @@ def schedule(program: Program) -> Schedule:
 
 
 def layouts_of(program: Program) -> dict[str, Layout]:
-    """The layout of every tensor: inputs and call results as they are, what leaves in its order, the rest contiguous."""
+    """The layout of every tensor: inputs and call results as they are, outputs in their order, the rest contiguous."""
     orders = dict(program.outputs)
     targets = {source: program.inputs[target] for target, source in program.stores}
     found = {name: Layout(x.sizes, x.strides) for name, x in program.inputs.items()}

@@ -62,7 +62,7 @@ def _with_rows_inside(n: Nest) -> Nest:
         return n
     others = tuple(w for w in n.outer if w != v)
     parts = max(1, min(-(-PARTS // max(1, cost.count(others))), v.size // (4 * LANES)))
-    chunk = -(-(-(-v.size // parts)) // LANES) * LANES
+    chunk = -(-v.size // (parts * LANES)) * LANES
     if chunk >= v.size:
         return Nest(others, (dataclasses.replace(stage, free=(*stage.free, v), vector=v),))
     p = Var(f"{v.name}p", -(-v.size // chunk))

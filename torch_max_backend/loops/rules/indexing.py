@@ -19,7 +19,6 @@ from torch_max_backend.loops.tensor import (
     broadcast_shapes,
     checked_index,
     define,
-    is_zero_size,
     reduce,
 )
 
@@ -38,6 +37,11 @@ def out_of_bounds(x: Tensor, dim: int) -> str:
 def at_least_1d(x: Tensor) -> Tensor:
     """A number as a tensor of one element."""
     return x if x.rank else reshaped(x, [1])
+
+
+def is_empty(x: Tensor) -> bool:
+    """Whether a tensor has no element."""
+    return any(s == 0 for s in x.shape)
 
 
 def filled(shape: Shape, dtype: torch.dtype, value: float = 0) -> Tensor:
@@ -110,7 +114,7 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
 # gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor
 @rule(aten.gather.default)
 def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    if is_zero_size(index):
+    if is_empty(index):
         return filled(index.shape, self.dtype)
     if index.rank == 0 or self.rank == 0:
         return reshaped(gather(at_least_1d(self), 0, at_least_1d(index)), index.shape)
@@ -126,13 +130,11 @@ def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) 
 # take(Tensor self, Tensor index) -> Tensor
 @rule(aten.take.default)
 def take(self: Tensor, index: Tensor) -> Tensor:
-    if is_zero_size(index):
+    if is_empty(index):
         return filled(index.shape, self.dtype)
     flat, count = reshaped(self, [-1]), product(self.shape)
     message = IN_ELEMENTS.format(size=count)
-    return define(
-        index.shape, self.dtype, lambda i: flat.at((checked_index(index.at(i), count, message, wraps=True),))
-    )
+    return define(index.shape, self.dtype, lambda i: flat.at((checked_index(index.at(i), count, message, wraps=True),)))
 
 
 # embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False)

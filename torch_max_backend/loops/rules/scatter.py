@@ -1,4 +1,4 @@
-"""Writes at computed indices: scatter, index_put, index_add and their kin, and the gradients of embeddings and pools."""
+"""Writes at computed indices: scatter, index_put, index_add and their kin, and the gradients of embeddings."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch_max_backend.loops.rules.indexing import (
     Places,
     at_least_1d,
     filled,
+    is_empty,
     out_of_bounds,
 )
 from torch_max_backend.loops.rules.registry import aten, rule
@@ -27,9 +28,9 @@ from torch_max_backend.loops.tensor import (
     broadcast_at,
     builder,
     checked_index,
+    computed_in,
     define,
     expanded,
-    is_zero_size,
 )
 
 Values = Tensor | bool | int | float
@@ -69,7 +70,7 @@ def _values_at(values: Values, shape: Shape, dtype: torch.dtype) -> Callable[[Sh
 
 # -- scatter: an index for every element -------------------------------------------------------------------------------
 def _scatter(self: Tensor, dim: int, index: Tensor, values: Values, combiner: str) -> Tensor:
-    if is_zero_size(index):
+    if is_empty(index):
         return self
     if self.rank == 0 or index.rank == 0:
         flat = at_least_1d(values) if isinstance(values, Tensor) else values
@@ -131,7 +132,8 @@ def _reduced(
     def at(i: Shape) -> Scalar:
         n = op("maximum", count.at(i), constant(1, counting))
         if self.dtype.is_floating_point:
-            return cast(total.at(i), n.dtype) / n if self.dtype is not torch.float64 else total.at(i) / cast(n, self.dtype)
+            wide = computed_in(self.dtype)
+            return cast(total.at(i), wide) / cast(n, wide)
         return op("floor_div", total.at(i), n)
 
     return define(self.shape, self.dtype, at)
@@ -151,7 +153,7 @@ def _identity(reduce: str, dtype: torch.dtype) -> bool | int | float:
 def _along(
     self: Tensor, dim: int, index: Tensor, values: Values, combiner: str, message: str = "", wraps: bool = False
 ) -> Tensor:
-    if is_zero_size(index) or is_zero_size(self):
+    if is_empty(index) or is_empty(self):
         return self
     if self.rank == 0:
         flat = at_least_1d(values) if isinstance(values, Tensor) else values
@@ -238,7 +240,7 @@ def _put_masked(self: Tensor, first: int, mask: Tensor, values: Tensor, accumula
     def at(i: Shape) -> Scalar:
         new, old = cast(value((*i[:first], Index.of(0), *i[first + mask.rank :])), self.dtype), self.at(i)
         if accumulate:
-            wide = torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
+            wide = computed_in(self.dtype)
             total = old | new if self.dtype is torch.bool else cast(old, wide) + cast(new, wide)
             new = cast(total, self.dtype)
         return select(mask.at(i[first : first + mask.rank]), new, old)
@@ -249,7 +251,7 @@ def _put_masked(self: Tensor, first: int, mask: Tensor, values: Tensor, accumula
 # put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor
 @rule(aten.put.default)
 def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    if is_zero_size(index):
+    if is_empty(index):
         return self
     flat, count = reshaped(self, [-1]), product(self.shape)
     places, values = reshaped(index, [-1]), reshaped(source, [-1])
@@ -313,7 +315,7 @@ def embedding_dense_backward(
     rows, width = Index.of(num_weights), grad_output.shape[-1]
     dtype = grad_output.dtype
     zeros = filled((rows, width), dtype)
-    if is_zero_size(grad_output) or is_zero_size(zeros):
+    if is_empty(grad_output) or is_empty(zeros):
         return define(zeros.shape, dtype, zeros.at)
     flat, gradients = reshaped(indices, [-1]), reshaped(grad_output, [-1, width])
 
@@ -323,9 +325,7 @@ def embedding_dense_backward(
     counts = None
     if scale_grad_by_freq:
         nothing = filled((rows,), torch.float32)
-        counts = scattered(
-            nothing, "sum", flat.shape, lambda i: (row(i),), lambda i: constant(1, torch.float32)
-        )
+        counts = scattered(nothing, "sum", flat.shape, lambda i: (row(i),), lambda i: constant(1, torch.float32))
 
     def source(i: Shape) -> Scalar:
         gradient = gradients.at(i)
@@ -336,5 +336,3 @@ def embedding_dense_backward(
         return select(padding, constant(0, dtype), gradient) if Index.of(padding_idx) != -1 else gradient
 
     return scattered(zeros, "sum", gradients.shape, lambda i: (row(i), i[1]), source)
-
-

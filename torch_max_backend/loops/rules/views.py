@@ -54,7 +54,8 @@ def _groups(source: Shape, target: Sequence[Index]) -> list[tuple[list[int], lis
     groups: list[tuple[list[int], list[int]]] = []
     s = t = 0
     while s < len(source) or t < len(target):
-        mine, theirs = [], []
+        mine: list[int] = []
+        theirs: list[int] = []
         a = b = Index.of(1)
         while True:
             if not (a.is_constant and b.is_constant):
@@ -273,6 +274,8 @@ def repeat(self: Tensor, repeats: Sequence[Size]) -> Tensor:
     missing = len(repeats) - self.rank
     sizes = [Index.of(1)] * missing + list(self.shape)
     shape = [s * r for s, r in zip(sizes, repeats, strict=True)]
+    if any(s == 0 for s in self.shape):
+        return Tensor(tuple(shape), self.dtype, lambda index: constant(0, self.dtype))
     return mapped(self, shape, lambda i: [i[missing + d] % self.shape[d] for d in range(self.rank)])
 
 
