@@ -23,6 +23,7 @@ from torch_max_backend.loops.tensor import (
 )
 
 IN_SELF = "index out of range in self"
+OUT_OF_BOUNDS = "index {{index}} is out of bounds for dimension {dim} with size {size}"
 IN_ELEMENTS = "out of range: tried to access index {{index}} on a tensor of {size} elements."
 FEW = 64
 """Boundaries that are counted rather than searched."""
@@ -30,8 +31,7 @@ FEW = 64
 
 def out_of_bounds(x: Tensor, dim: int) -> str:
     """What most ops say of an index along a dimension."""
-    size = x.shape[dim] if x.rank else 1
-    return f"index {{index}} is out of bounds for dimension {dim} with size {size}"
+    return OUT_OF_BOUNDS.format(dim=dim, size=x.shape[dim] if x.rank else 1)
 
 
 def at_least_1d(x: Tensor) -> Tensor:
@@ -53,7 +53,8 @@ def filled(shape: Shape, dtype: torch.dtype, value: float = 0) -> Tensor:
 class Places:
     """The elements of ``self`` that index tensors name, in the shape that torch gives them.
 
-    Index tensors are broadcast to one shape. It stands where they stand, if they are side by side, else in front.
+    Index tensors are broadcast to one shape. It stands where they stand, if they are side by side, else in front. In
+    torch's words for an index out of range, "dimension" is the number of its tensor.
     """
 
     def __init__(self, self_: Tensor, indices: Sequence[Tensor | None]) -> None:
@@ -76,9 +77,9 @@ class Places:
         result = [Index.of(0)] * self.source.rank
         for d, i in zip(self.free, rest, strict=True):
             result[d] = i
-        for d, x in zip(self.at, self.tensors, strict=True):
-            value = broadcast_at(x, self.common)(common)
-            result[d] = checked_index(value, self.source.shape[d], out_of_bounds(self.source, d), wraps=True)
+        for k, (d, x) in enumerate(zip(self.at, self.tensors, strict=True)):
+            value, size = broadcast_at(x, self.common)(common), self.source.shape[d]
+            result[d] = checked_index(value, size, OUT_OF_BOUNDS.format(dim=k, size=size), wraps=True)
         return tuple(result)
 
 
@@ -103,7 +104,8 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     shape = (*self.shape[:d], rows.shape[0], *self.shape[d + 1 :])
     if any(s == 0 for s in shape):
         return filled(shape, self.dtype)
-    message = f"INDICES element is out of DATA bounds, id={{index}} axis_dim={self.shape[d]}"
+    in_data = f"INDICES element is out of DATA bounds, id={{index}} axis_dim={self.shape[d]}"
+    message = in_data if d == 1 else IN_SELF
     return define(
         shape,
         self.dtype,

@@ -29,6 +29,7 @@ from torch_max_backend.loops.tensor import (
     builder,
     checked_index,
     computed_in,
+    converted,
     define,
     expanded,
 )
@@ -53,13 +54,23 @@ def scattered(
     target: Callable[[Shape], Shape],
     source: Callable[[Shape], Scalar],
 ) -> Tensor:
-    """``self``, and for every index in ``over``, in order, ``source`` of it combined into the element at ``target``."""
+    """``self``, and for every index in ``over``, in order, ``source`` of it combined into the element at ``target``.
+
+    What adds or multiplies floats of 16 bits does so in float32, and rounds once.
+    """
+    wide = computed_in(self.dtype) if combiner in ("sum", "product") else self.dtype
+    if wide is not self.dtype:
+        return converted(scattered(_cast_to(self, wide), combiner, over, target, source), self.dtype)
     b = builder()
     own = tuple(b.variable("i", size) for size in self.shape)
     variables = tuple(b.variable("s", size) for size in over)
     place = tuple(map(Index.of, variables))
     how = Scatter(combiner, variables, target(place), cast(source(place), self.dtype))
     return b.add(self.dtype, own, self.at(tuple(map(Index.of, own))), how)
+
+
+def _cast_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return Tensor(x.shape, dtype, lambda index: cast(x.at(index), dtype))
 
 
 def _values_at(values: Values, shape: Shape, dtype: torch.dtype) -> Callable[[Shape], Scalar]:
