@@ -32,6 +32,7 @@ _COMBINE = {
     "maximum": "maximum",
     "minimum": "minimum",
 }
+_EXTREMES = ("maximum", "minimum", "argmax", "argmin")
 _ACROSS = {
     "sum": "reduce_add",
     "product": "reduce_mul",
@@ -385,6 +386,12 @@ class _KernelWriter:
         if self.masked and lanes > 1 and self.vector in self.reducing:
             here = f"first_lanes[{lanes}]({self.masked})"
             value, _ = self._new("m", f"select({here}, {value}, {_initial(s.combiner, s.body.dtype, lanes)})", lanes)
+        if isinstance(s.how, Scan) and lanes == 1 and s.combiner in _EXTREMES:
+            with self._block(f"if condition({_better(s, value, name)}):"):  # seldom, and processors guess that
+                self._line(f"{name} = {value}")
+                if s.place is not None:
+                    self._line(f"{place} = {self._widened(self._from_index(s.place), lanes)}")
+            return
         if s.place is None:
             if s.combiner == "log_sum_exp":
                 value = self._log_add_exp(name, value, lanes)
@@ -726,7 +733,7 @@ def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
 def _better(s: Statement, new: str, old: str) -> str:
     """Whether a new value is beyond the best one so far; NaN is beyond all numbers. In a scan an equal one is, too."""
     if isinstance(s.how, Scan):
-        beyond = f"{'ge' if s.combiner == 'argmax' else 'le'}({new}, {old})"
+        beyond = f"{'ge' if s.combiner in ('argmax', 'maximum') else 'le'}({new}, {old})"
         return f"bit_or({beyond}, is_nan({new}))" if s.body.dtype.is_floating_point else beyond
     beyond = f"{'gt' if s.combiner == 'argmax' else 'lt'}({new}, {old})"
     if s.body.dtype.is_floating_point:
