@@ -476,8 +476,10 @@ def _substituted(atom: Atom, values: Replaced, inside: Callable[[Any], Any] | No
             return atom
         return product(map(Index.of, factors))
     if isinstance(atom, Computed) and inside is not None:
+        from torch_max_backend.loops.expr import as_index  # which is built on this module
+
         value = inside(atom.value)
-        return atom if value is atom.value else Index.of(Computed(value, atom.low, atom.high))
+        return atom if value is atom.value else as_index(value, atom.low, atom.high)
     return atom
 
 

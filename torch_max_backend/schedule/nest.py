@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, rewrite, variables, walk
+from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Replaced, Var, least
 from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
 from torch_max_backend.schedule import cost
@@ -28,7 +28,8 @@ class Statement:
     """What one definition computes in a loop nest.
 
     Loads of ``body`` have one index, an address in elements; those with none read a value in registers. ``address`` is
-    where the result is written, if it is. ``place`` is a reduction's position, for those that give one.
+    where the result is written, if it is. ``place`` is a reduction's position, for those that give one. A scan combines
+    along the loops of its stage, and is written at every step; a scatter combines with what is at ``address``.
     """
 
     name: str
@@ -40,8 +41,14 @@ class Statement:
     where: str = ""
     how: Scan | Scatter | None = None
 
+    @property
+    def expressions(self) -> tuple[Scalar, ...]:
+        """Every expression in it: the body, and those inside of the address."""
+        return (self.body, *(() if self.address is None else nested(self.address)))
+
     def __str__(self) -> str:
-        head = f"{self.name} = " + (f"{self.combiner} of " if self.combiner else "") + str(self.body)
+        combiner = self.how.combiner if self.how is not None else self.combiner
+        head = f"{self.name} = " + (f"{combiner} of " if combiner else "") + str(self.body)
         return head + (f" -> [{self.address}]" if self.address is not None else "")
 
 
@@ -76,7 +83,8 @@ class Nest:
     def work(self) -> int:
         """What it costs, in simple operations on one element."""
         each = sum(
-            cost.count((*self.outer, *s.inner)) * (1 + cost.of_expression(*(x.body for x in s.statements)))
+            cost.count((*self.outer, *s.inner))
+            * (1 + cost.of_expression(*(e for x in s.statements for e in x.expressions)))
             for s in self.stages
         )
         return each
@@ -90,7 +98,7 @@ def nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[str]) -
     """The loop nest of a kernel."""
     registers = {d.name for s in kernel.stages for d in s.definitions if not _free(d, s)}
     result = Nest(kernel.outer, tuple(_linear(s, layouts, local, registers) for s in kernel.stages))
-    return _with_vectors(_ordered(_merged(result)))
+    return _with_vectors(_ordered(merged(result)))
 
 
 def _free(d: Definition, stage: Stage) -> bool:
@@ -109,11 +117,11 @@ def _linear(stage: Stage, layouts: Mapping[str, Layout], local: frozenset[str], 
     statements = []
     for d in stage.definitions:
         address = None if d.name in local else layouts[d.name].address(tuple(map(Index.of, d.variables)))
-        combiner = d.how.combiner if isinstance(d.how, Reduction) else ""
+        combiner = d.how.combiner if isinstance(d.how, Reduction | Scan) else ""
         place = None
         if combiner.startswith("arg"):
             place = Index.of(0)
-            for v in d.reduced:
+            for v in d.reduced if isinstance(d.how, Reduction) else (d.how.variable,):  # type: ignore[union-attr]
                 place = place * Index.of(v.size) + Index.of(v)
         how = None if isinstance(d.how, Reduction) else d.how
         statements.append(Statement(d.name, d.dtype, rewrite(d.body, {}, load), address, combiner, place, d.where, how))
@@ -124,7 +132,7 @@ def _linear(stage: Stage, layouts: Mapping[str, Layout], local: frozenset[str], 
 def indices(*statements: Statement) -> Iterator[Index]:
     """Every index in statements, at any depth."""
     for s in statements:
-        for x in walk(s.body):
+        for x in walk(*s.expressions):
             if isinstance(x, Load):
                 yield from x.index
             elif isinstance(x, FromIndex):
@@ -132,7 +140,7 @@ def indices(*statements: Statement) -> Iterator[Index]:
         yield from (i for i in (s.address, s.place) if i is not None)
 
 
-def _merged(n: Nest) -> Nest:
+def merged(n: Nest) -> Nest:
     """Two loops over neighbouring memory as one: ``x[8*i + j]`` for i and j < 8 as ``x[k]``."""
     while True:
         every = [s for stage in n.stages for s in stage.statements]
@@ -151,10 +159,13 @@ def _merged(n: Nest) -> Nest:
 
 def _mergeable(loops: tuple[Var, ...], statements: Iterable[Statement], n: Nest) -> tuple[Var, Var] | None:
     found = list(indices(*statements))
+    in_order = any(s.how is not None for s in statements)
     sizes = [v.size for v in (*n.outer, *(v for s in n.stages for v in s.inner)) if isinstance(v.size, Index)]
     for a in loops:
         for b in loops:
             if a == b or not isinstance(a.size, int) or not isinstance(b.size, int):
+                continue
+            if in_order and loops.index(a) > loops.index(b):
                 continue
             if all(_runs_on(i, a, b) for i in found) and not any(v in s.variables for v in (a, b) for s in sizes):
                 return a, b
@@ -194,7 +205,9 @@ def substituted(statements: tuple[Statement, ...], values: Replaced) -> tuple[St
         dataclasses.replace(
             s,
             body=rewrite(s.body, values, done=done),
-            address=None if s.address is None else s.address.substitute(values),
+            address=None
+            if s.address is None
+            else s.address.substitute(values, lambda x: rewrite(x, values, done=done)),
             place=None if s.place is None else s.place.substitute(values),
         )
         for s in statements
@@ -242,7 +255,7 @@ def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...]) -> bool:
         if any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
             return False
         for x in s.statements:
-            if isinstance(x.how, Scan | Scatter):
+            if isinstance(x.how, Scatter) or (isinstance(x.how, Scan) and v in s.inner):
                 return False
             if any(isinstance(y, Guarded) and v in variables(y.condition) for y in walk(x.body)):
                 return False
@@ -250,7 +263,7 @@ def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...]) -> bool:
 
 
 def _with_vectors(n: Nest) -> Nest:
-    if len(n.stages) == 1 and not n.stages[0].inner:
+    if len(n.stages) == 1 and not n.stages[0].inner and n.stages[0].statements[0].how is None:
         return _elementwise(n)
     outer = [(sum(_gain(v, s.statements) * _share(n, s) for s in n.stages), v) for v in n.outer]
     outer = [(g, v) for g, v in outer if _can_run_in_vectors(v, n.stages)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_max_backend.loops.index import Index
-from torch_max_backend.loops.program import Call, Program, reads
+from torch_max_backend.loops.program import Call, Program, Scatter, reads
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.kernel import Kernel, Layout
 from torch_max_backend.schedule.nest import Nest, nest
+from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
 
 
@@ -36,7 +37,12 @@ def schedule(program: Program) -> Schedule:
     kernels = fuse(program)
     local = _local(program, kernels)
     for step in kernels:
-        steps.append(step if isinstance(step, Call) else nest(step, layouts, local))
+        if isinstance(step, Call):
+            steps.append(step)
+        elif isinstance(step.definitions[0].how, Scatter):
+            steps += scatter_nests(step.definitions[0], layouts)
+        else:
+            steps.append(nest(step, layouts, local))
     return Schedule(program, steps, layouts, local)
 
 
