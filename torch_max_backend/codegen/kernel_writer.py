@@ -546,7 +546,7 @@ class _KernelWriter:
         values = [self._scalar(a) for a in x.args]
         lanes = max(n for _, n in values)
         args = ", ".join(self._widened(v, lanes) for v in values)
-        name = f"cast[{SHORT[x.dtype]}]" if x.name in ("cast", "round") else x.name
+        name = f"cast[{SHORT[x.dtype]}]" if x.name in ("cast", "round") else _SPELLED.get(x.name, x.name)
         if x.name == "bitcast":
             name = f"bitcast[{SHORT[x.dtype]}]"
         return self._new("v", f"{name}({args})", lanes)
@@ -666,6 +666,7 @@ class _KernelWriter:
 
 
 _NOWHERE = 2**62
+_SPELLED = {"pow": "power"}  # Mojo's own name would win over an imported one
 _Accumulators = dict[str, tuple[str, str, int]]
 """By statement: a name for the value, one for the place if it has one, lanes."""
 
