@@ -227,7 +227,7 @@ def _gain(v: Var, statements: tuple[Statement, ...]) -> float:
         step = index.coefficient(v)
         gain += -2 if nonlinear else 1 if step == 1 else 0.4 if step == 0 else -0.5
     size = v.size if isinstance(v.size, int) else 4096
-    filled = size / (-(-size // LANES) * LANES)
+    filled = size / max(1, -(-size // LANES) * LANES)
     return gain * filled if gain > 0 else gain
 
 
