@@ -96,7 +96,7 @@ def _divided(d: Definition) -> tuple[Var, int] | None:
                     continue
                 v, k = atom.dividend.terms[0]
                 divisor = atom.divisor.constant
-                if k != 1 or atom.dividend.constant or v not in own or not isinstance(v.size, int):  # type: ignore[union-attr]
+                if k != 1 or v not in own or not isinstance(v.size, int):  # type: ignore[union-attr]
                     continue
                 if v.size % divisor == 0 and 1 < divisor < v.size:  # type: ignore[operator, union-attr]
                     found[v] = max(found.get(v, 0), divisor)  # type: ignore[index, arg-type]
