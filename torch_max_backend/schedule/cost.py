@@ -12,7 +12,10 @@ from torch_max_backend.loops.program import Definition
 _DEAR = {
     **dict.fromkeys(["exp", "exp2", "log", "log2", "sigmoid", "sqrt", "rsqrt", "div", "reciprocal"], 6),
     **dict.fromkeys(["expm1", "log1p", "log10", "tanh", "sin", "cos", "erf", "atan"], 12),
-    **dict.fromkeys(["tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "atan2", "pow", "hypot"], 25),
+    **dict.fromkeys(
+        ["tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "atan2", "pow", "hypot"],
+        25,
+    ),
     **dict.fromkeys(["lgamma", "digamma"], 100),
     **dict.fromkeys(["floor_div", "trunc_div", "remainder", "fmod"], 8),
 }
