@@ -136,7 +136,10 @@ def reduce(
     places = tuple(b.variable("r", size) for size in over)
     body = at(tuple(map(Index.of, variables)), tuple(map(Index.of, places)))
     found = torch.int64 if combiner.startswith("arg") else body.dtype
-    result = b.add(found, variables, body, Reduction(combiner, places))
+    if all(place.size == 1 for place in places):  # one element is what it is combined to
+        result = b.add(found, variables, constant(0, found) if combiner.startswith("arg") else body)
+    else:
+        result = b.add(found, variables, body, Reduction(combiner, places))
     return result if dtype in (None, found) else converted(result, dtype)
 
 

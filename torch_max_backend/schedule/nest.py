@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
-from torch_max_backend.loops.index import Computed, Index, Replaced, Var, least
+from torch_max_backend.loops.index import Computed, Index, Least, Replaced, Var, least
 from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
+from torch_max_backend.schedule.partition_loops import is_decidable, partition
 
 LANES = 16
 """Elements of a vector, whatever their dtype: the registers of a processor hold them as one or several."""
@@ -98,7 +99,7 @@ def nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[str]) -
     """The loop nest of a kernel."""
     registers = {d.name for s in kernel.stages for d in s.definitions if not _free(d, s)}
     result = Nest(kernel.outer, tuple(_linear(s, layouts, local, registers) for s in kernel.stages))
-    return _with_vectors(_ordered(merged(result)))
+    return _partitioned(_with_vectors(_ordered(merged(result))))
 
 
 def _free(d: Definition, stage: Stage) -> bool:
@@ -240,25 +241,62 @@ def _gain(v: Var, statements: tuple[Statement, ...]) -> float:
     gain = 0.0
     stores = [s.address for s in statements if s.address is not None]
     for index in [*indices(*statements), *stores]:  # gaps between stores cost more than gaps between loads
-        nonlinear = any(v in Index(0, ((a, 1),)).atoms for a, _ in index.terms if not isinstance(a, Var))
-        nonlinear = nonlinear or any(v in variables(a.value) for a in index.atoms if isinstance(a, Computed))
-        step = index.coefficient(v)
-        gain += -2 if nonlinear else 1 if step == 1 else 0.4 if step == 0 else -0.5
+        step = _step(index, v)
+        gain += -2 if step is None else 1 if step == 1 else 0.4 if step == 0 else -0.5
     size, lanes = v.size if isinstance(v.size, int) else 4096, lanes_of(v)
     filled = size / max(LANES, -(-size // lanes) * LANES)
     return gain * filled if gain > 0 else gain
 
 
-def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...]) -> bool:
-    """Whether no condition for a load, and no loop's length, depends on ``v``."""
+def _step(index: Index, v: Var) -> int | None:
+    """By how much an index grows with ``v`` in most of its loop, once that is cut; ``None`` where that differs."""
+    step = 0
+    for atom, k in index.terms:
+        if atom == v:
+            step += k
+        elif isinstance(atom, Least):
+            sides = _step(atom.left, v), _step(atom.right, v)
+            if sides[0] is None or sides[1] is None:
+                return None
+            step += k * max(sides, key=abs)  # type: ignore[arg-type]
+        elif v in Index(0, ((atom, 1),)).atoms or (isinstance(atom, Computed) and v in variables(atom.value)):
+            return None
+        elif any(v in variables(a.value) for a in Index(0, ((atom, 1),)).atoms if isinstance(a, Computed)):
+            return None
+    return step
+
+
+def _partitioned(n: Nest) -> Nest:
+    """Inner loops cut where conditions change. A part has vectors if no condition is left in it."""
+    stages: list[StageNest] = []
+    for s in n.stages:
+        v = s.free[-1] if s.free else None
+        kept = v is None or s.vector not in (None, v) or any(isinstance(x.how, Scan | Scatter) for x in s.statements)
+        if kept or any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
+            stages.append(s)
+            continue
+        for part in partition(s.statements, v, {*n.outer, *s.free[:-1]}):
+            vector = part.variable if s.vector is not None and not part.guarded else None
+            free = (*s.free[:-1], part.variable)
+            stages.append(StageNest(free, s.reduced, part.statements, vector))  # type: ignore[arg-type]
+    return dataclasses.replace(n, stages=tuple(stages))
+
+
+def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...], fixed: frozenset[Var] | None = None) -> bool:
+    """Whether no condition for a load, and no loop's length, depends on ``v``.
+
+    With ``fixed``, the variables of loops around the one over ``v``, conditions may if that loop can be cut at them.
+    """
     for s in stages:
         if any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
             return False
         for x in s.statements:
             if isinstance(x.how, Scatter) or (isinstance(x.how, Scan) and v in s.inner):
                 return False
-            if any(isinstance(y, Guarded) and v in variables(y.condition) for y in walk(x.body)):
+            if fixed is None and any(isinstance(y, Guarded) and v in variables(y.condition) for y in walk(x.body)):
                 return False
+        if fixed is not None and not is_decidable(s.statements, v, fixed):
+            return False
     return True
 
 
@@ -270,8 +308,7 @@ def _with_vectors(n: Nest) -> Nest:
     best_outer = max(outer, key=lambda x: x[0], default=(0.0, None))
     inner: list[tuple[float, Var | None]] = []
     for s in n.stages:
-        choices = [(_gain(v, s.statements), v) for v in s.inner if _can_run_in_vectors(v, (s,))]
-
+        choices = [(_gain(v, s.statements), v) for v in s.inner if _can_run_in_vectors(v, (s,), _around(v, s, n))]
         inner.append(max(choices, key=lambda x: x[0], default=(0.0, None)))
     total = sum(max(0.0, g) * _share(n, s) for (g, _), s in zip(inner, n.stages, strict=True))
     if best_outer[1] is not None and best_outer[0] > total:
@@ -281,6 +318,11 @@ def _with_vectors(n: Nest) -> Nest:
         v = v if g > 0 else None
         stages.append(dataclasses.replace(s, vector=v, free=_last(s.free, v), reduced=_last(s.reduced, v)))
     return dataclasses.replace(n, stages=tuple(stages))
+
+
+def _around(v: Var, s: StageNest, n: Nest) -> frozenset[Var] | None:
+    """The variables of the loops around one over ``v``, if that loop can be cut: one inside which nothing is kept."""
+    return frozenset((*n.outer, *s.free)) - {v} if v in s.free else None
 
 
 def _share(n: Nest, stage: StageNest) -> float:
@@ -299,13 +341,15 @@ def _elementwise(n: Nest) -> Nest:
     (stage,) = n.stages
     if not n.outer:
         return n
-    choices = [(_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages)]
+    choices = [
+        (_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages, frozenset(n.outer) - {v})
+    ]
     gain, v = max(choices, key=lambda x: x[0], default=(0.0, None))
     if v is None or gain <= 0:
         v = n.outer[-1]
         inner = dataclasses.replace(stage, free=(v,))
         return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, None)
-    across = _read_across(n, v)
+    across = _read_across(n, v) if _can_run_in_vectors(v, n.stages) else None
     if (
         across is not None
     ):  # a transpose: blocks of ``v``, and inside them the variable along which reads are neighbours

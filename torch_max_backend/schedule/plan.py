@@ -12,6 +12,7 @@ from torch_max_backend.schedule.kernel import Kernel, Layout
 from torch_max_backend.schedule.nest import Nest, nest
 from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
+from torch_max_backend.schedule.unroll_windows import unroll_windows
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Schedule:
 
 def schedule(program: Program) -> Schedule:
     """Kernels and calls in running order for a program, with the layout of every tensor."""
-    program = inline(program)
+    program = unroll_windows(inline(program))
     program = split_divided_variables(program)
     program = split_long_reductions(program, layouts_of(program))
     layouts = layouts_of(program)

@@ -1,4 +1,6 @@
-"""Exponentials and what is made of them. float32: in vectors. float64: `exp` and `sigmoid` in vectors, the rest by the C library.
+"""Exponentials and what is made of them.
+
+float32: in vectors. float64: `exp` and `sigmoid` in vectors, the rest by the C library.
 
 Coefficients by tests/codegen/polynomials.py.
 """
@@ -141,8 +143,7 @@ def tanh[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def sigmoid[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    """With `e = e^-|x|`: `1 / (1 + e)` or `e / (1 + e)`, and what rounding the divisor lost (1 / (1 + e) is about 1 - e / 2).
-    """
+    """With `e = e^-|x|`: `1 / (1 + e)` or `e / (1 + e)`, and what rounding the divisor lost."""
     var one = const[f32, w](1)
     var e = exp(neg(float_abs(x)))
     var d = add(one, e)

@@ -9,8 +9,7 @@ from .exponential import *
 
 @always_inline("nodebug")
 def exponent_of[w: Int](x: Vec[f32, w]) -> Vec[i32, w]:
-    """The bits of `x` over those of the root of 1/2: the exponent of `x = m * 2^e`, m from there to the root of 2, and m.
-    """
+    """The bits of `x` over those of the root of 1/2: e and m of `x = m * 2^e`, with m from there to the root of 2."""
     return sub(bitcast[i32](x), const[i32, w](0x3F3504F3))
 
 

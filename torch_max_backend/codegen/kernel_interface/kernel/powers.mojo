@@ -21,7 +21,8 @@ def real_power[w: Int](x: Vec[f64, w], y: Vec[f64, w]) -> Vec[f64, w]:
     var odd = bit_and(whole, ne(trunc(half), half))
     var negative = lt(copysign(one, x), zero)
     r = select(bit_and(negative, odd), neg(r), r)
-    r = select(bit_and(bit_and(lt(x, zero), is_finite(x)), bit_xor(whole, const[boolean, w](1))), not_a_number[f64, w](), r)
+    var impossible = bit_and(bit_and(lt(x, zero), is_finite(x)), ne(trunc(y), y))
+    r = select(impossible, not_a_number[f64, w](), r)
     r = select(bit_and(eq(a, one), is_inf(y)), one, r)
     return select(bit_or(eq(x, one), eq(y, zero)), one, r)
 

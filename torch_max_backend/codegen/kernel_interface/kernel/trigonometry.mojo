@@ -15,12 +15,10 @@ def quarter_turns[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
 
 @always_inline("nodebug")
 def rest_of_turns[w: Int](x: Vec[f32, w], turns: Vec[f32, w]) -> Vec[f32, w]:
-    """`x` less its quarter turns: the quarter in three parts, and the rounding of the second made good."""
+    """`x` less its quarter turns: the quarter in three parts, of which the first leaves no error."""
     var n = neg(sub(turns, const[f32, w](12582912.0)))
     var a = fma(n, const[f32, w](1.57079637), x)
-    var b = fma(n, const[f32, w](-4.37113883e-08), a)
-    var lost = fma(n, const[f32, w](-4.37113883e-08), sub(a, b))
-    return add(b, fma(n, const[f32, w](-1.71512451e-15), lost))
+    return fma(n, const[f32, w](-1.71512451e-15), fma(n, const[f32, w](-4.37113883e-08), a))
 
 
 @always_inline("nodebug")
