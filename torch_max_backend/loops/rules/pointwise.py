@@ -297,7 +297,7 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
 def pow_scalar(self: Tensor, exponent: float) -> Tensor:
     for value, formula in _POWERS.items():
         if is_number(exponent, value) and (self.dtype.is_floating_point or value in (1.0, 2.0, 3.0)):
-            return pointwise(lambda x, _: formula(x), self, exponent)
+            return pointwise(lambda x, _, formula=formula: formula(x), self, exponent)
     return pow_tensor(self, exponent)
 
 
@@ -372,7 +372,7 @@ def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) 
 # hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor
 @rule(aten.hardtanh.default)
 def hardtanh(self: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:
-    return clamp(self, min_val, max_val)
+    return pointwise(lambda x: clamp_to(x, min_val, max_val), self)
 
 
 # addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor
