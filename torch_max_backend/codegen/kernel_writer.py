@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import SHORT, Const, FromIndex, Guarded, Load, Scalar, variables, walk
+from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guarded, Load, Op, Scalar, variables, walk
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
-from torch_max_backend.schedule.nest import LANES, Nest, StageNest, Statement
+from torch_max_backend.loops.program import Scan, Scatter
+from torch_max_backend.schedule.nest import Nest, StageNest, Statement, lanes_of
 
 UNROLLED = 4
 """Accumulators of a reduction along memory: an addition takes several cycles, and these do not wait for each other."""
@@ -39,6 +40,10 @@ _ACROSS = {
     "maximum": "reduce_max",
     "minimum": "reduce_min",
 }
+
+
+ERRORS = "errors"
+"""The name, as of a tensor, of the two int64 in which kernels note an index that is out of range."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Source:
             text = kernel.text()
             name = self._kernels.setdefault(text, f"kernel{len(self._kernels)}")
             self._origins.setdefault(name, {}).update(dict.fromkeys(kernel.origins()))
-            touches = _touched(nest)
+            touches = touched(nest)
             if any(_meet(memory[a], memory[b]) and (x or y) for a, x in since for b, y in touches):
                 lines.append("    barrier()")
                 since = []
@@ -105,14 +110,16 @@ def _meet(a: tuple[Any, int, int], b: tuple[Any, int, int]) -> bool:
     return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
 
 
-def _touched(nest: Nest) -> list[tuple[str, bool]]:
+def touched(nest: Nest) -> list[tuple[str, bool]]:
     """The tensors in memory that a nest reads and writes, in order, and whether it writes them."""
     names: dict[str, bool] = {}
     for stage in nest.stages:
         for s in stage.statements:
-            for x in walk(s.body):
+            for x in walk(*s.expressions):
                 if isinstance(x, Load) and x.index:
                     names.setdefault(x.source, False)
+                elif isinstance(x, Checked):
+                    names.setdefault(ERRORS, False)  # whoever is first may write, without a barrier
             if s.address is not None:
                 names[s.name] = True
     return list(names.items())
@@ -128,7 +135,7 @@ class _Scope:
 class _KernelWriter:
     def __init__(self, nest: Nest, slots: Mapping[str, Slot]) -> None:
         self.nest, self.slots = nest, slots
-        self.tensors = [name for name, _ in _touched(nest)]
+        self.tensors = [name for name, _ in touched(nest)]
         self.pointers = {name: f"p{k}" for k, name in enumerate(self.tensors)}
         self.names: dict[Var, str] = {}
         self.lines: list[str] = []
@@ -139,7 +146,13 @@ class _KernelWriter:
         """The text of each variable that has a value here."""
         self.vector: Var | None = None
         self.lanes = 1
+        self.reducing: tuple[Var, ...] = ()
+        """The reduced variables of the stage at work."""
+        self.masked = ""
+        """The number of lanes that count, as text; empty if all do."""
         self.registers: dict[str, tuple[str, int]] = {}
+        self.scanned: dict[str, tuple[str, str, int]] = {}
+        """The accumulators of scans."""
 
     # -- text --------------------------------------------------------------------------------------------------
     def origins(self) -> list[str]:
@@ -197,7 +210,8 @@ class _KernelWriter:
         sizes = []
         for v in outer:
             size = self._index(Index.of(v.size))
-            sizes.append(f"(({size} + {LANES - 1}) // {LANES})" if v == vector else _factor(size))
+            lanes = lanes_of(v)
+            sizes.append(f"(({size} + {lanes - 1}) // {lanes})" if v == vector else _factor(size))
         if not outer:
             with self._block("if thread_index() == 0:"):
                 self._stages()
@@ -210,7 +224,7 @@ class _KernelWriter:
             for k in range(len(outer) - 1, -1, -1):
                 v, name = outer[k], self._named(outer[k])
                 value = rest if k == 0 else f"{rest} % {sizes[k]}"
-                self._line(f"var {name}: Int = {value}{f' * {LANES}' if v == vector else ''}")
+                self._line(f"var {name}: Int = {value}{f' * {lanes_of(v)}' if v == vector else ''}")
                 if k:
                     self._line(f"var rest{k}: Int = {rest} // {sizes[k]}")
                     rest = f"rest{k}"
@@ -224,25 +238,38 @@ class _KernelWriter:
                 del self.place[v]
 
     def _blocks(self, v: Var) -> None:
-        """All stages for a whole vector of ``v``, or for what is left of it one by one."""
-        size, start = self._index(Index.of(v.size)), self.place[v]
-        with self._block(f"if {start} + {LANES} <= {size}:"), self._along(v):
+        """All stages for a whole vector of ``v``, or for what is left of it: in a masked vector, or one by one."""
+        size, start, lanes = self._index(Index.of(v.size)), self.place[v], lanes_of(v)
+        if isinstance(v.size, int) and v.size % lanes == 0:
+            with self._along(v):
+                self._stages()
+            return
+        with self._block(f"if {start} + {lanes} <= {size}:"), self._along(v):
             self._stages()
         with self._block("else:"):
+            if _can_be_masked(v, *self.nest.stages):
+                count, _ = self._new("count", f"{size} - {start}", 1)
+                with self._along(v, count):
+                    self._stages()
+                return
             with self._loop(v, start, size, 1):
                 self._stages()
             self.place[v] = start
 
     @contextmanager
-    def _along(self, v: Var) -> Iterator[None]:
-        self.vector, self.lanes = v, LANES
+    def _along(self, v: Var, count: str = "") -> Iterator[None]:
+        """Compute in vectors along ``v``; with a ``count``, only so many lanes are read and written."""
+        self.vector, self.lanes, self.masked = v, lanes_of(v), count
         yield
-        self.vector, self.lanes = None, 1
+        self.vector, self.lanes, self.masked = None, 1, ""
 
     def _stages(self) -> None:
         self.registers = {}
         for stage in self.nest.stages:
+            self.reducing = stage.reduced
             self._hoist(stage)
+            if any(isinstance(s.how, Scan) for s in stage.statements):
+                self.scanned = self._accumulators(stage, self.lanes)
             if stage.free:
                 self._free(stage, 0)
             else:
@@ -256,12 +283,31 @@ class _KernelWriter:
         v = stage.free[k]
         end, name = self._index(Index.of(v.size)), self._counter(v)
         if v == stage.vector:
-            with self._loop(v, name, end, LANES), self._along(v):
-                self._hoist(stage)
-                self._free(stage, k + 1)
+            lanes = lanes_of(v)
+            if _fits(v, lanes):
+                with self._loop(v, name, end, lanes), self._along(v):
+                    self._hoist(stage)
+                    self._free(stage, k + 1)
+            if _divides(v, lanes):
+                return
+            if _can_be_masked(v, stage):
+                with self._rest(v, name, end):
+                    self._hoist(stage)
+                    self._free(stage, k + 1)
+                return
         with self._loop(v, name, end, 1):
             self._hoist(stage)
             self._free(stage, k + 1)
+
+    @contextmanager
+    def _rest(self, v: Var, name: str, end: str) -> Iterator[None]:
+        """What is left of a loop in vectors, as one masked vector."""
+        with self._block(f"if {name} < {end}:"):
+            count, _ = self._new("count", f"{end} - {name}", 1)
+            self.place[v] = name
+            with self._along(v, count):
+                yield
+            del self.place[v]
 
     def _counter(self, v: Var) -> str:
         self.count += 1
@@ -272,44 +318,51 @@ class _KernelWriter:
     def _reduction(self, stage: StageNest) -> None:
         """Accumulators, the reduced loops, and what comes of them."""
         if not stage.reduced:
-            self._body(stage, {})
+            self._body(stage, self.scanned)
             return
         along = stage.vector if stage.vector in stage.reduced else None
-        copies = UNROLLED if along is not None and _is_short(stage) else 1
-        wide = [self._accumulators(stage, LANES) for _ in range(copies)] if along is not None else []
-        narrow = self._accumulators(stage, self.lanes)
+        wide: list[_Accumulators] = []
+        narrow: _Accumulators = {}
+        if along is not None:
+            copies = UNROLLED if _is_short(stage) and _fits(along, lanes_of(along) * UNROLLED) else 1
+            wide = [self._accumulators(stage, lanes_of(along)) for _ in range(copies)]
+        if along is None or not (_divides(along, lanes_of(along)) or _can_be_masked(along, stage)):
+            narrow = self._accumulators(stage, self.lanes)
         self._reduced(stage, 0, wide, narrow)
         for s in stage.statements:
             if not s.combiner:
                 continue
-            result = narrow[s.name]
-            for accumulator in reversed(wide):
-                result = self._merged(s, accumulator[s.name], result)
+            result = narrow.get(s.name)
+            for accumulators in reversed(wide):
+                result = self._merged(s, accumulators[s.name], result)
+            assert result is not None
             self._finish(s, *self._taken(s, result))
 
-    def _reduced(
-        self,
-        stage: StageNest,
-        k: int,
-        wide: list[dict[str, tuple[str, str, int]]],
-        narrow: dict[str, tuple[str, str, int]],
-    ) -> None:
+    def _reduced(self, stage: StageNest, k: int, wide: list[_Accumulators], narrow: _Accumulators) -> None:
         if k == len(stage.reduced):
             self._body(stage, narrow)
             return
         v = stage.reduced[k]
         end, name = self._index(Index.of(v.size)), self._counter(v)
         if v == stage.vector:
+            lanes = lanes_of(v)
             if len(wide) > 1:
-                with self._block(f"while {name} + {LANES * len(wide)} <= {end}:"):
+                with self._block(f"while {name} + {lanes * len(wide)} <= {end}:"):
                     for accumulators in wide:
                         self.place[v] = name
                         with self._scope(), self._along(v):
                             self._body(stage, accumulators)
-                        self._line(f"{name} += {LANES}")
+                        self._line(f"{name} += {lanes}")
                     del self.place[v]
-            with self._loop(v, name, end, LANES), self._along(v):
-                self._body(stage, wide[0])
+            if _fits(v, lanes) and not (len(wide) > 1 and _divides(v, lanes * len(wide))):
+                with self._loop(v, name, end, lanes), self._along(v):
+                    self._body(stage, wide[0])
+            if _divides(v, lanes):
+                return
+            if _can_be_masked(v, stage):
+                with self._rest(v, name, end):
+                    self._body(stage, wide[0])
+                return
         with self._loop(v, name, end, 1):
             self._hoist(stage)
             self._reduced(stage, k + 1, wide, narrow)
@@ -329,21 +382,41 @@ class _KernelWriter:
 
     def _accumulate(self, s: Statement, accumulator: tuple[str, str, int], value: str) -> None:
         name, place, lanes = accumulator
+        if self.masked and lanes > 1 and self.vector in self.reducing:
+            here = f"first_lanes[{lanes}]({self.masked})"
+            value, _ = self._new("m", f"select({here}, {value}, {_initial(s.combiner, s.body.dtype, lanes)})", lanes)
         if s.place is None:
+            if s.combiner == "log_sum_exp":
+                value = self._log_add_exp(name, value, lanes)
+                self._line(f"{name} = {value}")
+                return
             self._line(f"{name} = {_COMBINE[s.combiner]}({name}, {value})")
             return
         position = self._widened(self._from_index(s.place), lanes)
         better = _better(s, value, name)
+        if self.masked and lanes > 1 and self.vector in self.reducing:
+            position = f"select(first_lanes[{lanes}]({self.masked}), {position}, const[i64, {lanes}]({_NOWHERE}))"
         first = f"eq({place}, const[i64, {lanes}]({_NOWHERE}))"
         chosen, _ = self._new("c", f"bit_or({better}, {first})", lanes)
         self._line(f"{name} = select({chosen}, {value}, {name})")
         self._line(f"{place} = select({chosen}, {position}, {place})")
 
-    def _merged(self, s: Statement, wide: tuple[str, str, int], narrow: tuple[str, str, int]) -> tuple[str, str, int]:
+    def _log_add_exp(self, a: str, b: str, lanes: int) -> str:
+        """``log(exp(a) + exp(b))``; two equal infinities give themselves."""
+        high, _ = self._new("a", f"maximum({a}, {b})", lanes)
+        low, _ = self._new("a", f"minimum({a}, {b})", lanes)
+        differ = f"bit_or(ne({high}, {low}), is_finite({low}))"
+        return f"select({differ}, add({high}, log1p(exp(sub({low}, {high})))), {high})"
+
+    def _merged(
+        self, s: Statement, wide: tuple[str, str, int], narrow: tuple[str, str, int] | None
+    ) -> tuple[str, str, int]:
         """Two accumulators as one, of one lane."""
         value, place, lanes = wide
         if s.place is None:
             across = value if lanes == 1 else f"{_ACROSS[s.combiner]}({value})"
+            if narrow is None:
+                return self._new("a", across, 1)[0], "", 1
             name, _ = self._new("a", f"{_COMBINE[s.combiner]}({across}, {narrow[0]})", 1)
             return name, "", 1
         largest = "reduce_max" if s.combiner == "argmax" else "reduce_min"
@@ -353,7 +426,7 @@ class _KernelWriter:
             here = f"bit_or({here}, bit_and(is_nan({value}), is_nan(splat[{lanes}]({top}))))"
         used = f"bit_and({here}, ne({place}, const[i64, {lanes}]({_NOWHERE})))"
         least, _ = self._new("at", f"reduce_min(select({used}, {place}, const[i64, {lanes}]({_NOWHERE})))", 1)
-        return self._better_of(s, (top, least, 1), narrow)
+        return (top, least, 1) if narrow is None else self._better_of(s, (top, least, 1), narrow)
 
     def _better_of(self, s: Statement, a: tuple[str, str, int], b: tuple[str, str, int]) -> tuple[str, str, int]:
         nowhere = f"const[i64, 1]({_NOWHERE})"
@@ -372,7 +445,7 @@ class _KernelWriter:
         if s.place is not None:
             return place, lanes
         if s.body.dtype is not s.dtype:
-            return f"cast[{SHORT[s.dtype]}]({value})", lanes  # type: ignore[index]
+            return f"cast[{SHORT[s.dtype]}]({value})", lanes
         return value, lanes
 
     # -- statements --------------------------------------------------------------------------------------------
@@ -382,11 +455,15 @@ class _KernelWriter:
             if s.combiner:
                 accumulator = accumulators[s.name]
                 self._accumulate(s, accumulator, self._widened(value, accumulator[2]))
+                if isinstance(s.how, Scan):
+                    self._finish(s, *self._taken(s, accumulator))
             else:
                 self._finish(s, *value)
 
     def _finish(self, s: Statement, value: str, lanes: int) -> None:
         """Keep a result in registers, and write it if it has an address."""
+        if isinstance(s.how, Scatter) and s.how.combiner != "set":
+            value, lanes = self._combined(s, s.how.combiner, value, lanes)
         if not value.isidentifier():
             value, lanes = self._new("v", value, lanes)
         self.registers[s.name] = (value, lanes)
@@ -399,16 +476,31 @@ class _KernelWriter:
         wide = self._widened((value, lanes), self.lanes)
         if step is None:
             self._line(f"store_at({self.pointers[s.name]}, {self._index_vector(s.address)}, {wide})")
+        elif step == 1 and self.masked:
+            where = f"{self.pointers[s.name]}, {self._index(s.address)}"
+            self._line(f"store_masked({where}, {self.masked}, {wide})")
         elif step == 1:
             self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, {wide})")
         else:
             self._line(f"store_strided({self.pointers[s.name]}, {self._index(s.address)}, {step}, {wide})")
 
+    def _combined(self, s: Statement, combiner: str, value: str, have: int) -> tuple[str, int]:
+        """A value combined with what is in memory at its address."""
+        assert s.address is not None
+        old, lanes = self._read(s.name, s.address)
+        new = self._widened((value, have), lanes)
+        if s.dtype is torch.bool:
+            return f"{'bit_or' if combiner in ('sum', 'maximum') else 'bit_and'}({old}, {new})", lanes
+        if s.dtype in (torch.float16, torch.bfloat16):
+            return f"cast[{SHORT[s.dtype]}]({_COMBINE[combiner]}(cast[f32]({old}), cast[f32]({new})))", lanes
+        return f"{_COMBINE[combiner]}({old}, {new})", lanes
+
     def _hoist(self, stage: StageNest) -> None:
         """Compute here what the loops inside do not change. A load inside them might follow a store to its address."""
         own = {s.name for s in stage.statements}
         for s in stage.statements:
-            self._hoisted(s.body, own)
+            for x in s.expressions:
+                self._hoisted(x, own)
 
     def _hoisted(self, x: Scalar, own: set[str]) -> None:
         if isinstance(x, Const) or self._known(x) is not None:
@@ -417,7 +509,7 @@ class _KernelWriter:
             self._scalar(x)
             return
         for y in x.operands if not isinstance(x, Guarded) else (x.condition,):
-            self._hoisted(y, own)  # type: ignore[arg-type]
+            self._hoisted(y, own)
 
     # -- scalars -----------------------------------------------------------------------------------------------
     def _known(self, x: Scalar) -> tuple[str, int] | None:
@@ -446,10 +538,15 @@ class _KernelWriter:
             return self._new("n", text, lanes)
         if isinstance(x, Guarded):
             return self._guarded(x)
+        if isinstance(x, Checked):
+            value, lanes = self._scalar(x.value)
+            call = f"{'wrapped' if x.wraps else 'checked'}_index"
+            return self._new("at", f"{call}({self.pointers[ERRORS]}, {value}, {x.size}, {x.site + 1})", lanes)
+        assert isinstance(x, Op)
         values = [self._scalar(a) for a in x.args]
         lanes = max(n for _, n in values)
         args = ", ".join(self._widened(v, lanes) for v in values)
-        name = f"cast[{SHORT[x.dtype]}]" if x.name in ("cast", "round") else x.name
+        name = f"cast[{SHORT[x.dtype]}]" if x.name in ("cast", "round") else _SPELLED.get(x.name, x.name)
         if x.name == "bitcast":
             name = f"bitcast[{SHORT[x.dtype]}]"
         return self._new("v", f"{name}({args})", lanes)
@@ -463,17 +560,22 @@ class _KernelWriter:
         return f"splat[{lanes}]({text})"
 
     def _load(self, x: Load) -> tuple[str, int]:
-        address = x.index[0]
+        return self._read(x.source, x.index[0])
+
+    def _read(self, source: str, address: Index) -> tuple[str, int]:
+        pointer = self.pointers[source]
         step = self._step(address)
         if step == 0 or self.lanes == 1:
-            return self._new("x", f"load[1]({self.pointers[x.source]}, {self._index(address)})", 1)
+            return self._new("x", f"load[1]({pointer}, {self._index(address)})", 1)
         if step is None:
-            return self._new(
-                "x", f"load_at[{self.lanes}]({self.pointers[x.source]}, {self._index_vector(address)})", self.lanes
-            )
+            return self._new("x", f"load_at[{self.lanes}]({pointer}, {self._index_vector(address)})", self.lanes)
+        if step == 1 and self.masked:
+            other = f"const[{SHORT[self.slots[source].dtype]}, {self.lanes}](0)"
+            where = f"{pointer}, {self._index(address)}, {self.masked}"
+            return self._new("x", f"load_masked[{self.lanes}]({where}, {other})", self.lanes)
         if step == 1:
-            return self._new("x", f"load[{self.lanes}]({self.pointers[x.source]}, {self._index(address)})", self.lanes)
-        text = f"load_strided[{self.lanes}]({self.pointers[x.source]}, {self._index(address)}, {step})"
+            return self._new("x", f"load[{self.lanes}]({pointer}, {self._index(address)})", self.lanes)
+        text = f"load_strided[{self.lanes}]({pointer}, {self._index(address)}, {step})"
         return self._new("x", text, self.lanes)
 
     def _guarded(self, x: Guarded) -> tuple[str, int]:
@@ -555,7 +657,8 @@ class _KernelWriter:
             return f"{name}({self._index_vector(atom.dividend)}, {self._index_vector(atom.divisor)})"
         if isinstance(atom, Least):
             return f"minimum({self._index_vector(atom.left)}, {self._index_vector(atom.right)})"
-        parts = [self._atom_vector(f) for f in atom.factors]  # type: ignore[union-attr]
+        assert isinstance(atom, Product)
+        parts = [self._atom_vector(f) for f in atom.factors]
         text = parts[0]
         for part in parts[1:]:
             text = f"mul({text}, {part})"
@@ -563,6 +666,33 @@ class _KernelWriter:
 
 
 _NOWHERE = 2**62
+_SPELLED = {"pow": "power"}  # Mojo's own name would win over an imported one
+_Accumulators = dict[str, tuple[str, str, int]]
+"""By statement: a name for the value, one for the place if it has one, lanes."""
+
+
+def _fits(v: Var, count: int) -> bool:
+    """Whether a loop may have ``count`` iterations or more."""
+    return not isinstance(v.size, int) or v.size >= count
+
+
+def _divides(v: Var, count: int) -> bool:
+    """Whether ``count`` certainly divides the number of iterations."""
+    return isinstance(v.size, int) and v.size % count == 0
+
+
+def _can_be_masked(v: Var, *stages: StageNest) -> bool:
+    """Whether all memory along ``v`` is read and written in neighbours, or does not depend on it."""
+    for stage in stages:
+        for s in stage.statements:
+            places = [i for x in walk(*s.expressions) if isinstance(x, Load) for i in x.index]
+            places += [s.address] if s.address is not None else []
+            for index in places:
+                if any(v in _reach(atom) for atom, _ in index.terms if not isinstance(atom, Var)):
+                    return False
+                if index.coefficient(v) not in (0, 1):
+                    return False
+    return True
 
 
 def _reach(atom: Atom) -> set[Var]:
@@ -587,7 +717,7 @@ def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
     short = SHORT[dtype]
     if combiner in _FIRST:
         return f"const[{short}, {lanes}]({_FIRST[combiner]})"
-    smallest = combiner in ("maximum", "argmax")
+    smallest = combiner in ("maximum", "argmax", "log_sum_exp")
     if dtype.is_floating_point:
         return f"neg(infinity[{short}, {lanes}]())" if smallest else f"infinity[{short}, {lanes}]()"
     info = torch.iinfo(dtype)
@@ -595,7 +725,10 @@ def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
 
 
 def _better(s: Statement, new: str, old: str) -> str:
-    """Whether a new value is beyond the best one so far; NaN is beyond all numbers."""
+    """Whether a new value is beyond the best one so far; NaN is beyond all numbers. In a scan an equal one is, too."""
+    if isinstance(s.how, Scan):
+        beyond = f"{'ge' if s.combiner == 'argmax' else 'le'}({new}, {old})"
+        return f"bit_or({beyond}, is_nan({new}))" if s.body.dtype.is_floating_point else beyond
     beyond = f"{'gt' if s.combiner == 'argmax' else 'lt'}({new}, {old})"
     if s.body.dtype.is_floating_point:
         return f"bit_or({beyond}, bit_and(is_nan({new}), bit_not(is_nan({old}))))"

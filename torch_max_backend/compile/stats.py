@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class CompileStats:
-    """What compiling one FX graph did: regions, how many of them are programs, how many the store had, seconds in lowering and in MAX's compiler.
+    """What compiling one FX graph did.
 
-    ``keys`` are the regions' keys in the store, in their order.
+    Regions, how many of them are programs, how many the store had, seconds in lowering and in the compilers. ``keys``
+    are the regions' keys in the store, in their order.
     """
 
     regions: int = 0

@@ -19,7 +19,7 @@ from torch_max_backend.diagnostics import logs
 from torch_max_backend.diagnostics.report import GraphReport, record
 from torch_max_backend.frontend.warm_start import options_of_call
 from torch_max_backend.options import Options
-from torch_max_backend.runtime.call_path import CallSpec, NotSavableError
+from torch_max_backend.runtime.call_path import Artifact, CallSpec, NotSavableError
 from torch_max_backend.runtime.cuda_graphs.replay import with_replay
 from torch_max_backend.runtime.program import load_library
 from torch_max_backend.runtime.region_call import Model
@@ -65,7 +65,12 @@ class CompiledGraph(OutputCode):
         return self.call(args)  # type: ignore[misc]
 
     def ready(
-        self, spec: CallSpec, models: Sequence[Model], report: GraphReport, options: Options, unsaved_because: str = ""
+        self,
+        spec: CallSpec,
+        models: Sequence[Artifact],
+        report: GraphReport,
+        options: Options,
+        unsaved_because: str = "",
     ) -> None:
         """Take the models. A call that is under way ends as it began. With a reason, the graph is not kept."""
         call = with_replay(spec, models, options)
@@ -140,13 +145,13 @@ def carry(models: dict[str, Model]) -> None:
     _carried.update(models)
 
 
-def models_of(saved: SavedGraph) -> list[Model]:
-    """The models of a saved graph's regions, from what was loaded with it or from the store.
+def models_of(saved: SavedGraph) -> list[Artifact]:
+    """The models and libraries of a saved graph's regions, from what was loaded with it or from the store.
 
     Raises:
         MissingRegionsError: A region is not in the store.
     """
-    models = []
+    models: list[Artifact] = []
     for key in saved.keys:
         if key in _carried:
             models.append(_carried[key])

@@ -39,6 +39,7 @@ from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
 from torch_max_backend.partition.island import Island
 from torch_max_backend.partition.partitioner import Plan, partition
+from torch_max_backend.runtime.call_path import Artifact
 from torch_max_backend.runtime.program import Library
 
 log = logging.getLogger("torch_max_backend")
@@ -160,7 +161,7 @@ class _Build:
         stats.compile_s += own.compile_s
         specs = {k: p.written.spec for k, p in self.programs.items()}
         spec = call_spec(self.gm, self.plan, self.static, self.options, specs)
-        artifacts = [self.libraries[k] if k in self.programs else next(rest) for k in every]
+        artifacts: list[Artifact] = [self.libraries[k] if k in self.programs else next(rest) for k in every]
         self.graph.ready(spec, artifacts, self.report(stats), self.options, self.unsaved)
 
     def report(self, stats: CompileStats) -> GraphReport:

@@ -1,8 +1,8 @@
 """Scalar expressions: what is computed at one index.
 
 Every expression has a torch dtype. The names of operations are those of the kernel interface (``codegen``), which says
-what each means; the table :data:`OPERATIONS` says how many operands it takes and of what dtype its result is. Expressions
-are compared by value, and are small graphs rather than trees: what is used twice is one object.
+what each means; the table :data:`OPERATIONS` says how many operands it takes and of what dtype its result is.
+Expressions are compared by value, and are small graphs rather than trees: what is used twice is one object.
 
 >>> x = Load("x", (Index.of(Var("i", 4)),), torch.float32)
 >>> print(op("mul", x, constant(2.0, torch.float32)))
@@ -12,14 +12,14 @@ mul(x[i], 2.0)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from torch_max_backend.loops.index import Atom, Computed, Index, Var
+from torch_max_backend.loops.index import Computed, Index, Replaced, Var
 
 SHORT = {
     torch.float32: "f32",
@@ -39,8 +39,8 @@ SHORT = {
 """The dtypes of scalar expressions, by their short names."""
 
 _SAME, _BOOL = "the dtype of the first operand", "bool"
-_UNARY = """neg absolute sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh
-    asinh acosh atanh erf erfc erfinv lgamma digamma floor ceil trunc round_even sign sigmoid bit_not"""
+_UNARY = """neg absolute sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh
+    tanh asinh acosh atanh erf erfc erfinv lgamma digamma floor ceil trunc round_even sign sigmoid bit_not"""
 _BINARY = """add sub mul div floor_div trunc_div remainder fmod minimum maximum fmin fmax pow atan2 hypot copysign
     bit_and bit_or bit_xor shift_left shift_right"""
 OPERATIONS: dict[str, tuple[int, str]] = {
@@ -49,12 +49,13 @@ OPERATIONS: dict[str, tuple[int, str]] = {
     **dict.fromkeys(["eq", "ne", "lt", "le", "gt", "ge"], (2, _BOOL)),
     **dict.fromkeys(["is_nan", "is_inf", "is_finite"], (1, _BOOL)),
 }
-"""Operations on operands of one dtype: how many, and what the result is. ``cast``, ``round`` and ``select`` are besides."""
+"""Operations on operands of one dtype: how many, and what the result is. Besides: ``cast``, ``round``, ``select``."""
 
 
-@dataclass(frozen=True, eq=False)
 class Expr:
     """A scalar expression of one dtype."""
+
+    dtype: torch.dtype
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
@@ -71,7 +72,9 @@ class Expr:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(self) is type(other) and self._hash == other._hash and self._key == other._key)  # type: ignore[attr-defined]
+        if self is other:
+            return True
+        return isinstance(other, Expr) and self._hash == other._hash and self._key == other._key
 
     @property
     def operands(self) -> tuple[Expr, ...]:
@@ -80,8 +83,8 @@ class Expr:
 
     # -- formulas: numbers take the dtype of the other operand -------------------------------------------------
     def _binary(self, name: str, other: Any, turned: bool = False) -> Scalar:
-        other = other if isinstance(other, Expr) else constant(other, self.dtype)  # type: ignore[attr-defined]
-        return op(name, other, self) if turned else op(name, self, other)  # type: ignore[arg-type]
+        other = other if isinstance(other, Expr) else constant(other, self.dtype)
+        return op(name, other, self) if turned else op(name, self, other)
 
     def __add__(self, other: Any) -> Scalar:
         return self._binary("add", other)
@@ -117,10 +120,10 @@ class Expr:
         return self._binary("bit_xor", other)
 
     def __neg__(self) -> Scalar:
-        return op("neg", self)  # type: ignore[arg-type]
+        return op("neg", self)
 
     def __invert__(self) -> Scalar:
-        return op("bit_not", self)  # type: ignore[arg-type]
+        return op("bit_not", self)
 
     def __lt__(self, other: Any) -> Scalar:
         return self._binary("lt", other)
@@ -171,7 +174,7 @@ class Load(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Op(Expr):
-    """An operation; ``cast`` is torch's ``.to``, ``round`` a cast that torch does between ops and that may be left out."""
+    """An operation; ``cast`` is torch's ``.to``, ``round`` a cast that torch does between ops and may be left out."""
 
     name: str
     args: tuple[Expr, ...]
@@ -210,10 +213,7 @@ class Guarded(Expr):
     condition: Expr
     value: Expr
     other: Expr
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.value.dtype  # type: ignore[attr-defined]
+    dtype: torch.dtype
 
     def _fields(self) -> tuple[Any, ...]:
         return (self.condition, self.value, self.other)
@@ -226,7 +226,33 @@ class Guarded(Expr):
         return (self.condition, self.value, self.other)
 
 
-Scalar = Const | Load | Op | FromIndex | Guarded
+@dataclass(frozen=True, eq=False)
+class Checked(Expr):
+    """An int64 as an index of one of ``size`` elements; with ``wraps`` a negative one counts from the end.
+
+    One that is out of range is noted under the number ``site``, of the program's, and moved into the range.
+    """
+
+    value: Expr
+    size: int
+    site: int
+    wraps: bool
+    dtype: torch.dtype = torch.int64
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.value, self.size, self.site, self.wraps)
+
+    def __str__(self) -> str:
+        return f"{'wrapped' if self.wraps else 'checked'}({self.value}, {self.size})"
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+
+Scalar = Expr
+"""What there is of it: :class:`Const`, :class:`Load`, :class:`Op`, :class:`FromIndex`, :class:`Guarded`
+and :class:`Checked`."""
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
@@ -256,9 +282,8 @@ def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
     """The expression in another dtype, as torch's ``.to`` gives it."""
     if x.dtype is dtype:
         return x
-    if isinstance(x, Const):
-        if dtype.is_floating_point or isinstance(x.value, bool | int) or math.isfinite(x.value):
-            return constant(x.value, dtype)
+    if isinstance(x, Const) and (dtype.is_floating_point or isinstance(x.value, int) or math.isfinite(x.value)):
+        return constant(x.value, dtype)
     if isinstance(x, Op) and x.name == "round" and dtype is x.args[0].dtype:
         return x.args[0]  # the rounding between two ops is left out
     return Op(name, (x,), dtype)
@@ -282,7 +307,13 @@ def guarded(condition: Scalar, value: Scalar, other: Scalar) -> Scalar:
     """``value`` where ``condition`` holds, else ``other``."""
     if isinstance(condition, Const):
         return value if condition.value else other
-    return Guarded(condition, value, other)
+    return Guarded(condition, value, other, value.dtype)
+
+
+def checked(x: Scalar, size: int, site: int, wraps: bool) -> Scalar:
+    """``x`` as an index of one of ``size`` elements; itself if it is in range for certain."""
+    low, high = as_index(x).bounds if isinstance(x, Const | FromIndex) else (-math.inf, math.inf)
+    return x if low >= 0 and high < size else Checked(x, size, site, wraps)
 
 
 def from_index(index: Index) -> Scalar:
@@ -309,11 +340,7 @@ def compare_index(name: str, left: Index, right: Index) -> Scalar:
     }[name]
     if any(decided):
         return Const(decided[0], torch.bool)
-    return op(name, _as_number(left), _as_number(right))
-
-
-def _as_number(index: Index) -> Scalar:
-    return from_index(index)
+    return op(name, from_index(left), from_index(right))
 
 
 def as_index(x: Scalar, low: int | None = None, high: int | None = None) -> Index:
@@ -337,7 +364,7 @@ def nested(index: Index) -> Iterator[Scalar]:
 
 def inside(x: Scalar) -> Iterator[Scalar]:
     """What an expression is made of directly, expressions inside its indices included."""
-    yield from x.operands  # type: ignore[misc]
+    yield from x.operands
     indices = x.index if isinstance(x, Load) else (x.index,) if isinstance(x, FromIndex) else ()
     for index in indices:
         yield from nested(index)
@@ -376,7 +403,7 @@ def variables(x: Scalar) -> frozenset[Var]:
 
 def rewrite(
     x: Scalar,
-    values: Mapping[Atom, Index],
+    values: Replaced,
     load: Callable[[Load], Scalar] = lambda x: x,
     done: dict[Scalar, Scalar] | None = None,
 ) -> Scalar:
@@ -398,7 +425,7 @@ def rewrite(
         if isinstance(y, FromIndex):
             index_ = y.index.substitute(values, again)
             return y if index_ is y.index else from_index(index_)
-        parts = tuple(again(a) for a in y.operands)  # type: ignore[arg-type]
+        parts = tuple(again(a) for a in y.operands)
         if all(a is b for a, b in zip(parts, y.operands, strict=True)):
             return y
         return remade(y, parts)
@@ -410,6 +437,8 @@ def remade(x: Scalar, parts: tuple[Scalar, ...]) -> Scalar:
     """The operation or guard ``x`` with other operands, simplified as it is when it is made."""
     if isinstance(x, Guarded):
         return guarded(*parts)
+    if isinstance(x, Checked):
+        return checked(parts[0], x.size, x.site, x.wraps)
     assert isinstance(x, Op)
     if x.name in ("cast", "round"):
         return cast(parts[0], x.dtype, x.name)

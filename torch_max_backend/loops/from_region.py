@@ -15,11 +15,12 @@ from torch import fx
 from torch._decomp import decomposition_table as _torch_decompositions
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torch_max_backend.base.errors import LoweringError, Unsupported
-from torch_max_backend.capture.fake_tensors import expr_of, tensors_of, user_line, value_of
+from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
-from torch_max_backend.loops.expr import SHORT, Load
+from torch_max_backend.loops.expr import SHORT, Load, Scalar
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import LIBRARY
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref
@@ -93,7 +94,10 @@ class _FromRegion:
         if is_getitem(node):
             return args[0][args[1]]
         self.builder.where = f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
-        result = self._apply(node.target, args, kwargs, value_of(node))
+        if node.target is torch.ops.aten.as_strided.default:
+            result = _as_strided(args[0], tensor_of(node.args[0]), *args[1:], **kwargs)
+        else:
+            result = self._apply(node.target, args, kwargs, value_of(node))
         self._hold_against_promise(node, result)
         return result
 
@@ -137,43 +141,18 @@ class _FromRegion:
         function = _torch_decompositions.get(target)
         if not isinstance(target, OpOverload) or function is None:
             raise Unsupported(f"{target} has no loop rule")
-        tensors: list[Tensor] = []
-
-        def as_fake(x: Any) -> Any:
-            if isinstance(x, Tensor):
-                tensors.append(x)
-                return torch.empty([s.constant for s in x.shape], dtype=x.dtype, device="meta")
-            if isinstance(x, Index):
-                return x.constant
-            if isinstance(x, list | tuple):
-                return type(x)(as_fake(v) for v in x)
-            return x
-
-        fakes = [as_fake(a) for a in args], {k: as_fake(v) for k, v in kwargs.items()}
-        flat: list[torch.Tensor] = []
-
-        def gathered(x: Any) -> Any:
-            if isinstance(x, torch.Tensor):
-                flat.append(x)
-                return len(flat) - 1, _HOLE
-            if isinstance(x, list | tuple):
-                return type(x)(gathered(v) for v in x)
-            return x
-
-        holes = gathered(fakes[0]), {k: gathered(v) for k, v in fakes[1].items()}
-
-        def filled(x: Any, given: Sequence[torch.Tensor]) -> Any:
-            if isinstance(x, tuple) and len(x) == 2 and x[1] is _HOLE:
-                return given[x[0]]
-            if isinstance(x, list | tuple):
-                return type(x)(filled(v, given) for v in x)
-            return x
+        flat, structure = tree_flatten((list(args), dict(kwargs)))
+        flat = [x.constant if isinstance(x, Index) else x for x in flat]
+        tensors = [x for x in flat if isinstance(x, Tensor)]
 
         def run(*given: torch.Tensor) -> Any:
-            return function(*filled(holes[0], given), **{k: filled(v, given) for k, v in holes[1].items()})
+            left = iter(given)
+            own_args, own_kwargs = tree_unflatten([next(left) if isinstance(x, Tensor) else x for x in flat], structure)
+            return function(*own_args, **own_kwargs)
 
         try:
-            graph = make_fx(run)(*flat).graph
+            fakes = [torch.empty([s.constant for s in x.shape], dtype=x.dtype, device="meta") for x in tensors]
+            graph = make_fx(run)(*fakes).graph
         except Exception as error:  # a decomposition may refuse in any way
             raise Unsupported(f"{target} has no loop rule, and its decomposition fails: {error}") from error
         return self._inner(graph, tensors, target)
@@ -209,7 +188,7 @@ class _FromRegion:
 
         many = isinstance(promise, list | tuple)
         results: list[Called | None] = []
-        for value in promise if many else [promise]:  # type: ignore[union-attr]
+        for value in promise if isinstance(promise, list | tuple) else [promise]:
             if not isinstance(value, torch.Tensor):
                 results.append(None)
                 continue
@@ -244,7 +223,24 @@ class _FromRegion:
         )
 
 
-_HOLE = object()
+# as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
+def _as_strided(
+    x: Tensor, like: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """A view of memory. ``like`` says how ``x`` lies in it, which must be densely and from its beginning."""
+    order = order_of(like)
+    if order is None or like.storage_offset() != 0:
+        raise Unsupported(f"as_strided of a dense tensor, not of strides {like.stride()}")
+    steps = _numbers(like.stride())
+
+    def at(index: Shape) -> Scalar:
+        place = Index.of(storage_offset or 0)
+        for i, step in zip(index, stride, strict=True):
+            place = place + i * step
+        own = [place // steps[d] % x.shape[d] if k else place // steps[d] for k, d in enumerate(order)]
+        return x.at(tuple(own[order.index(d)] for d in range(x.rank)))
+
+    return Tensor(_numbers(size), x.dtype, at)
 
 
 class _NoRule(Exception):

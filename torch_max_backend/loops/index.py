@@ -1,9 +1,9 @@
 """Integer expressions over loop variables and symbolic sizes: what a tensor is indexed with.
 
 An :class:`Index` is a sum of atoms with integer coefficients and a constant. Atoms are loop variables, symbolic sizes,
-products of atoms, floor divisions, remainders, and integers that are read from a tensor. Sums are kept in a normal form,
-so that equal sums are equal objects; divisions and remainders are simplified by what is known of the ranges of their
-operands. Loop variables run from 0 to their size, symbolic sizes are at least 0.
+products of atoms, floor divisions, remainders, and integers that are read from a tensor. Sums are kept in a normal
+form, so that equal sums are equal objects; divisions and remainders are simplified by what is known of the ranges of
+their operands. Loop variables run from 0 to their size, symbolic sizes are at least 0.
 
 >>> i, j = Var("i", 8), Var("j", 4)
 >>> flat = Index.of(i) * 4 + Index.of(j)
@@ -93,7 +93,7 @@ class Least:
 
 @dataclass(frozen=True)
 class Computed:
-    """An integer that a scalar expression computes, mostly read from a tensor; from ``low`` to ``high``, both included."""
+    """An integer that a scalar expression computes, mostly read from a tensor; ``low`` and ``high`` are included."""
 
     value: Any  # an Expr of dtype int64
     low: int | None = None
@@ -234,26 +234,28 @@ class Index:
         return remainder(self, Index.of(other))
 
     # -- substitution ------------------------------------------------------------------------------------------
-    def substitute(self, values: Mapping[Atom, Index], inside: Callable[[Any], Any] | None = None) -> Index:
+    def substitute(self, values: Replaced, inside: Callable[[Any], Any] | None = None) -> Index:
         """The index with atoms replaced; ``inside`` rewrites the expressions of computed integers."""
         if not self.terms:
             return self
-        constant, terms = self.constant, {}
+        terms: dict[Atom, int] = {}
         others: list[Index] = []
         for atom, k in self.terms:
             new = _substituted(atom, values, inside)
             if new is atom:
                 terms[atom] = terms.get(atom, 0) + k
-            elif isinstance(new, Index):
-                others.append(new * k)
+            else:
+                others.append(Index.of(new) * k)
         if not others and len(terms) == len(self.terms):
             return self
-        result = _recombined(Index._sum(constant, terms))
+        result = _recombined(Index._sum(self.constant, terms))
         for other in others:
             result = result + other
         return result
 
 
+Replaced = Mapping[Any, Index]
+"""What atoms are replaced by."""
 _SMALL = [Index(k) for k in range(-8, 64)]
 
 
@@ -390,8 +392,8 @@ def floor_div(x: Index, divisor: Index) -> Index:
                 floor_div(atom.dividend, divisor), _constant(atom.divisor.constant // divisor.constant)
             )
     if divisor.is_constant:
-        shared = math.gcd(divisor.constant, rest.constant, *(k for _, k in rest.terms))
-        if shared > 1:
+        shared = math.gcd(divisor.constant, *(k for _, k in rest.terms))
+        if shared > 1:  # (2i + 3) // 4 = (i + 1) // 2
             small = Index(rest.constant // shared, tuple((a, k // shared) for a, k in rest.terms))
             return quotient + floor_div(small, _constant(divisor.constant // shared))
         # what cannot change the quotient: (4i + j) // 8 = i // 2 for j < 4
@@ -456,7 +458,7 @@ def _recombined(x: Index) -> Index:
     return x
 
 
-def _substituted(atom: Atom, values: Mapping[Atom, Index], inside: Callable[[Any], Any] | None) -> Atom | Index:
+def _substituted(atom: Atom, values: Replaced, inside: Callable[[Any], Any] | None) -> Atom | Index:
     new = values.get(atom)
     if new is not None:
         return new
@@ -466,16 +468,18 @@ def _substituted(atom: Atom, values: Mapping[Atom, Index], inside: Callable[[Any
             return atom
         return floor_div(dividend, divisor) if isinstance(atom, Div) else remainder(dividend, divisor)
     if isinstance(atom, Least):
-        return least(atom.left.substitute(values, inside), atom.right.substitute(values, inside))
+        left, right = atom.left.substitute(values, inside), atom.right.substitute(values, inside)
+        return atom if left is atom.left and right is atom.right else least(left, right)
     if isinstance(atom, Product):
-        result = _constant(1)
-        for factor in atom.factors:
-            part = _substituted(factor, values, inside)
-            result = result * Index.of(part)
-        return result
+        factors = [_substituted(f, values, inside) for f in atom.factors]
+        if all(a is b for a, b in zip(factors, atom.factors, strict=True)):
+            return atom
+        return product(map(Index.of, factors))
     if isinstance(atom, Computed) and inside is not None:
+        from torch_max_backend.loops.expr import as_index  # which is built on this module
+
         value = inside(atom.value)
-        return atom if value is atom.value else Index.of(Computed(value, atom.low, atom.high))
+        return atom if value is atom.value else as_index(value, atom.low, atom.high)
     return atom
 
 
@@ -485,6 +489,16 @@ def least(a: Index, b: Index) -> Index:
     if difference[1] <= 0:
         return a
     return b if difference[0] >= 0 else Index.of(Least(a, b))
+
+
+def greatest(a: Index, b: Index) -> Index:
+    """The larger of two."""
+    return -least(-a, -b)
+
+
+def clamped(x: Index, low: Index, high: Index) -> Index:
+    """The index between ``low`` and ``high``, both included, that is next to ``x``."""
+    return greatest(least(x, high), low)
 
 
 def product(sizes: Iterable[int | Index]) -> Index:

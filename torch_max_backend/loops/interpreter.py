@@ -5,11 +5,13 @@ It computes what a definition says for every index at once, one torch op an oper
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import Const, FromIndex, Guarded, Load, Scalar
+from torch_max_backend.loops.expr import Checked, Const, FromIndex, Guarded, Load, Op, Scalar
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Ref, Scan, Scatter
 
@@ -66,34 +68,36 @@ class Interpreter:
         sizes = [self._size(v.size) for v in d.variables]
         if isinstance(d.how, Scatter):
             return self._scatter(d, d.how, sizes)
-        over = [self._size(v.size) for v in d.reduced]
+        over = [self._most(v.size) for v in d.reduced]
         values = self._values((*d.variables, *d.reduced), sizes + over, d.body)
         if isinstance(d.how, Reduction):
-            values = _reduced(d.how.combiner, values.reshape(*sizes, -1) if over else values[..., None])
+            values = self._without_excess(d, d.how.combiner, values)
+            values = _reduced(d.how.combiner, values.reshape(*sizes, math.prod(over)))
         elif isinstance(d.how, Scan):
-            axis = d.variables.index(d.how.variable)
-            values = {"sum": torch.cumsum, "product": torch.cumprod}.get(d.how.combiner, _extreme_scan(d.how.combiner))(
-                values, axis
-            )
+            values = _SCANS[d.how.combiner](values, d.variables.index(d.how.variable)).to(d.dtype)
         if values.dtype is not d.dtype:
             raise TypeError(f"{d.name} is declared {d.dtype} and computed in {values.dtype}")
         return values
 
+    def _without_excess(self, d: Definition, combiner: str, values: torch.Tensor) -> torch.Tensor:
+        """``values``, where reduced variables run further than their size there, as what changes no result."""
+        grid = _grid((*d.variables, *d.reduced), values.shape)
+        for v in d.reduced:
+            if isinstance(v.size, Index) and v.size.variables:
+                within = grid[v] < self._index(v.size, grid, {})
+                values = torch.where(within, values, _nothing(combiner, values.dtype))
+        return values
+
     def _values(self, variables: Sequence[Var], sizes: Sequence[int], body: Scalar) -> torch.Tensor:
-        grid = {}
-        for k, (v, size) in enumerate(zip(variables, sizes, strict=True)):
-            grid[v] = torch.arange(size).reshape([-1 if i == k else 1 for i in range(len(sizes))])
-        return self._scalar(body, grid, {}).expand(list(sizes)).contiguous()
+        values = self._scalar(body, _grid(variables, sizes), {}).expand(list(sizes))
+        return values.clone(memory_format=torch.contiguous_format)  # it may be a view of an input that is written
 
     def _scatter(self, d: Definition, how: Scatter, sizes: list[int]) -> torch.Tensor:
         result = self._values(d.variables, sizes, d.body)
         over = [self._size(v.size) for v in how.variables]
         source = self._values(how.variables, over, how.source).flatten()
         flat = torch.zeros(over, dtype=torch.int64)
-        grid = {
-            v: torch.arange(n).reshape([-1 if i == k else 1 for i in range(len(over))])
-            for k, (v, n) in enumerate(zip(how.variables, over, strict=True))
-        }
+        grid = _grid(how.variables, over)
         for index, size in zip(how.target, sizes, strict=True):
             flat = flat * size + self._index(index, grid, {})
         flat, out = flat.expand(over).flatten(), result.flatten()
@@ -129,6 +133,10 @@ class Interpreter:
         if isinstance(x, Guarded):
             condition = self._scalar(x.condition, grid, done)
             return torch.where(condition, self._scalar(x.value, grid, done), self._scalar(x.other, grid, done))
+        if isinstance(x, Checked):  # as a kernel goes on with it
+            at = self._scalar(x.value, grid, done)
+            return torch.where(at < 0, at + x.size, at).clamp(0, x.size - 1) if x.wraps else at.clamp(0, x.size - 1)
+        assert isinstance(x, Op)
         args = [self._scalar(a, grid, done) for a in x.args]
         if x.name in ("cast", "round"):
             return args[0].to(x.dtype)
@@ -151,6 +159,11 @@ class Interpreter:
     # -- indices -----------------------------------------------------------------------------------------------
     def _size(self, size: int | Index) -> int:
         return int(self._index(Index.of(size), {}, {}))
+
+    def _most(self, size: int | Index) -> int:
+        """The size, or the largest one of a variable whose size depends on others."""
+        size = Index.of(size)
+        return int(size.bounds[1]) if size.variables else self._size(size)
 
     def _index(self, x: Index, grid: Mapping[Var, torch.Tensor], done: dict[Scalar, torch.Tensor]) -> torch.Tensor:
         result = torch.tensor(x.constant)
@@ -180,6 +193,25 @@ def _modulo(a: Mod, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.remainder(left, right)
 
 
+def _grid(variables: Sequence[Var], sizes: Sequence[int]) -> dict[Var, torch.Tensor]:
+    """The values of each variable, along a dimension of its own."""
+    rank = len(sizes)
+    return {
+        v: torch.arange(n).reshape([n if i == k else 1 for i in range(rank)])
+        for k, (v, n) in enumerate(zip(variables, sizes, strict=True))
+    }
+
+
+def _nothing(combiner: str, dtype: torch.dtype) -> torch.Tensor:
+    """What a combiner leaves the other operand with."""
+    if combiner in ("maximum", "minimum"):
+        sign = -1 if combiner == "maximum" else 1
+        limits = torch.iinfo(dtype) if not dtype.is_floating_point else None
+        value = sign * math.inf if limits is None else limits.min if sign < 0 else limits.max
+        return torch.tensor(value, dtype=dtype)
+    return torch.tensor({"sum": 0, "product": 1, "any": 0, "all": 1}[combiner], dtype=dtype)
+
+
 def _reduced(combiner: str, values: torch.Tensor) -> torch.Tensor:
     if combiner == "sum":
         return values.sum(-1, dtype=values.dtype)
@@ -197,12 +229,18 @@ def _combine(combiner: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return functions[combiner](a, b)
 
 
-def _extreme_scan(combiner: str) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    function = torch.cummax if combiner == "maximum" else torch.cummin
-    return lambda x, axis: function(x, axis).values
+_SCANS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "sum": lambda x, axis: torch.cumsum(x, axis, dtype=x.dtype),
+    "product": lambda x, axis: torch.cumprod(x, axis, dtype=x.dtype),
+    "maximum": lambda x, axis: torch.cummax(x, axis).values,
+    "minimum": lambda x, axis: torch.cummin(x, axis).values,
+    "argmax": lambda x, axis: torch.cummax(x, axis).indices,
+    "argmin": lambda x, axis: torch.cummin(x, axis).indices,
+    "log_sum_exp": torch.logcumsumexp,
+}
 
 
-def _with_tensors(value: object, tensor: Callable[[Ref], torch.Tensor]) -> object:
+def _with_tensors(value: Any, tensor: Callable[[Ref], torch.Tensor]) -> Any:
     if isinstance(value, Ref):
         return tensor(value)
     if isinstance(value, list | tuple):

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, walk
+from torch_max_backend.base.index_sites import Site
+from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, nested, walk
 from torch_max_backend.loops.index import Index, Var
 
 COMBINERS = ("sum", "product", "maximum", "minimum", "any", "all", "argmax", "argmin")
-"""What a reduction does with its elements. Maximum and minimum are NaN if an element is; argmax and argmin give the place
-of the first greatest or least (a NaN counts as such) in the order of the reduction's variables."""
+"""What a reduction does with its elements. Maximum and minimum are NaN if an element is; argmax and argmin give the
+place of the first greatest or least (a NaN counts as such) in the order of the reduction's variables."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,11 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Scan:
-    """Prefixes along ``variable``, which is one of the definition's: an element combines all up to its own place."""
+    """Prefixes along ``variable``, which is one of the definition's: an element combines all up to its own place.
+
+    Combiners are those of a reduction, and "log_sum_exp"; argmax and argmin give the place of the *last* greatest or
+    least so far. What the body gives is combined in the body's dtype.
+    """
 
     combiner: str
     variable: Var
@@ -42,7 +47,7 @@ class Scan:
 class Scatter:
     """Elements of ``source`` combined into the tensor that the definition's body gives, at computed places.
 
-    For every value of ``variables``, ``source`` is combined into the element at ``target``. The combiner is "sum",
+    For every value of ``variables``, ``source`` is combined into the element at ``target``, and rounded each time. The combiner is "sum",
     "product", "maximum", "minimum" or "set"; with "set" the last in the order of the variables stays.
     """
 
@@ -54,7 +59,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Definition:
-    """A tensor: for every value of ``variables``, the scalar ``body``, reduced, scanned or scattered into if it says so.
+    """A tensor: for every value of ``variables``, the scalar ``body``, reduced, scanned or scattered into by ``how``.
 
     ``where`` is the op and the user's line that it comes from.
     """
@@ -161,7 +166,7 @@ class Program:
 
     ``outputs`` are pairs of a name and the order of its dimensions in memory. ``stores`` are pairs of an input and the
     definition that is written into it after every step that reads the input. ``symbols`` are the sizes that a call
-    gives.
+    gives, ``sites`` the places that check indices, by number.
     """
 
     inputs: dict[str, Input] = field(default_factory=dict)
@@ -169,6 +174,7 @@ class Program:
     outputs: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     stores: list[tuple[str, str]] = field(default_factory=list)
     symbols: list[str] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
 
     def __str__(self) -> str:
         lines = [*map(str, self.inputs.values()), *map(str, self.steps)]
@@ -189,8 +195,6 @@ def reads(step: Step) -> tuple[str, ...]:
 
 
 def _nested(target: tuple[Index, ...]) -> tuple[Scalar, ...]:
-    from torch_max_backend.loops.expr import nested
-
     return tuple(x for index in target for x in nested(index))
 
 
@@ -218,6 +222,9 @@ def check(program: Program) -> None:
             ranks.update({r.name: len(r.sizes) for r in step.results if r is not None})
         else:
             missing = []
+            combiner = step.how.combiner if step.how is not None else "sum"
+            if combiner not in (*COMBINERS, "set"):
+                raise ValueError(f"{step.name}: {combiner} is no combiner")
             bound = {*step.variables, *step.reduced}
             if isinstance(step.how, Scatter):
                 bound |= {*step.how.variables}

@@ -13,7 +13,8 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from torch_max_backend.base.errors import Unsupported
-from torch_max_backend.loops.expr import Load, Scalar, cast, constant, from_index, rounded
+from torch_max_backend.base.index_sites import Site
+from torch_max_backend.loops.expr import Load, Scalar, as_index, cast, checked, constant, from_index, rounded
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Definition, Program, Reduction, Scan, Scatter
 
@@ -24,7 +25,7 @@ PROMOTION = ELEMENTWISE_TYPE_PROMOTION_KIND
 
 @dataclass(frozen=True)
 class Tensor:
-    """``at`` gives the scalar at an index, one :class:`Index` a dimension. A view is another ``at``, and costs nothing."""
+    """``at`` gives the scalar at an index, one :class:`Index` a dimension. A view is another ``at``: it is free."""
 
     shape: Shape
     dtype: torch.dtype
@@ -73,11 +74,20 @@ class Builder:
         how: Reduction | Scan | Scatter | None = None,
     ) -> Tensor:
         """Add a definition; its body is cast to ``dtype`` if it has another one."""
-        if not isinstance(how, Reduction):
+        if not isinstance(how, Reduction | Scan):
             body = rounded(body, dtype)
         name = self.name()
         self.program.steps.append(Definition(name, dtype, variables, body, how, self.where))
         return named(name, tuple(Index.of(v.size) for v in variables), dtype)
+
+    def site(self, message: str) -> int:
+        """The number of a place that checks indices, with torch's words for one that is out of range."""
+        op, _, line = self.where.partition(" at ")
+        site = Site(op, message, (line,) if line else ())
+        sites = self.program.sites
+        if site not in sites:
+            sites.append(site)
+        return sites.index(site)
 
 
 _builder: contextvars.ContextVar[Builder] = contextvars.ContextVar("builder")
@@ -126,7 +136,10 @@ def reduce(
     places = tuple(b.variable("r", size) for size in over)
     body = at(tuple(map(Index.of, variables)), tuple(map(Index.of, places)))
     found = torch.int64 if combiner.startswith("arg") else body.dtype
-    result = b.add(found, variables, body, Reduction(combiner, places))
+    if all(place.size == 1 for place in places):  # one element is what it is combined to
+        result = b.add(found, variables, constant(0, found) if combiner.startswith("arg") else body)
+    else:
+        result = b.add(found, variables, body, Reduction(combiner, places))
     return result if dtype in (None, found) else converted(result, dtype)
 
 
@@ -142,6 +155,19 @@ def _of_one(
         return define(shape, dtype or torch.int64, lambda index: constant(0, dtype or torch.int64))
     inner = at(tuple(Index.of(0) for _ in shape), place).dtype
     return define(shape, dtype or inner, lambda index: rounded(at(index, place), dtype or inner))
+
+
+def checked_index(x: Scalar, size: Index, message: str, wraps: bool = False) -> Index:
+    """An element of an index tensor as an index of one of ``size`` elements.
+
+    Args:
+        message: What torch says of one that is out of range, with ``{index}`` for it.
+        wraps: Whether a negative one counts from the end.
+    """
+    if not size.is_constant or size.constant == 0:
+        raise Unsupported(f"indices into a known number of elements that is not 0, not {size}")
+    value = checked(cast(x, torch.int64), size.constant, builder().site(message), wraps)
+    return as_index(value, 0, size.constant - 1)
 
 
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -239,13 +265,3 @@ def pointwise(
 def is_number(x: object, value: float) -> bool:
     """Whether an operand is this Python number."""
     return isinstance(x, int | float) and not isinstance(x, bool) and x == value
-
-
-def scalar_of(x: Tensor, index: Shape, dtype: torch.dtype) -> Scalar:
-    """An element in another dtype."""
-    return cast(x.at(index), dtype)
-
-
-def is_zero_size(x: Tensor) -> bool:
-    """Whether the tensor has no element for certain."""
-    return any(s == 0 for s in x.shape)

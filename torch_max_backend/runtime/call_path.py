@@ -8,13 +8,16 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from torch_max_backend.runtime.index_reports import raise_reported
 from torch_max_backend.runtime.program import Library, ProgramSpec
 from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec
+
+Artifact = Model | Library | None
+"""What a region needs to run: a model, or a program's library of kernels if it has any."""
 
 
 class NotSavableError(Exception):
@@ -41,10 +44,9 @@ class CallSpec:
     written: frozenset[int] = frozenset()
     saved: frozenset[int] = frozenset()
 
-    def build(self, models: Sequence[Model | Library | None]) -> Callable[[list[Any]], Any]:
+    def build(self, models: Sequence[Artifact]) -> Callable[[list[Any]], Any]:
         """The function, which takes a list of arguments and empties it, on one model or library per region."""
-        pairs = zip(self.regions, models, strict=True)
-        return self.link([s.bind(m) if isinstance(s, ProgramSpec) else RegionCall(s, m) for s, m in pairs])
+        return self.link([bound(s, m) for s, m in zip(self.regions, models, strict=True)])
 
     def link(self, regions: Sequence[Callable[..., Any]]) -> Callable[[list[Any]], Any]:
         """The function on regions that are there already."""
@@ -113,6 +115,13 @@ def restride(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -
 def view_of(base: torch.Tensor, size: Sequence[int], stride: Sequence[int], shift: int) -> torch.Tensor:
     """A view of ``base``'s memory, ``shift`` elements after its first one."""
     return base.as_strided(size, stride, base.storage_offset() + shift)
+
+
+def bound(spec: RegionSpec | ProgramSpec, artifact: Artifact) -> Callable[..., Any]:
+    """A region as a function of its inputs, on its model or library."""
+    if isinstance(spec, ProgramSpec):
+        return spec.bind(cast(Library | None, artifact))
+    return RegionCall(spec, cast(Model, artifact))
 
 
 def _profiled(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.base.errors import ExecutionError
+from torch_max_backend.base.errors import ExecutionError, OutOfRangeError
+from torch_max_backend.base.index_sites import Site
 
 SEGMENT = "segment"
 """Functions of a library are called this, with their number behind it."""
@@ -49,18 +50,22 @@ class ProgramSpec:
     bytes_moved: int = 0
     gpus: tuple[int, ...] = field(default=())
 
-    def bind(self, library: Library) -> Callable[..., Any]:
-        """The program as a function of its inputs; it returns a tuple of its outputs."""
+    def bind(self, library: Library | None) -> Callable[..., Any]:
+        """The program as a function of its inputs, which returns a tuple; one without segments has no library."""
         scope: dict[str, Any] = {
             "empty": torch.empty_strided,
             "block_of": _block_of,
             "as_planned": as_planned,
             "threads": torch.get_num_threads,
             "parallel": team(),
+            "two_words": ctypes.c_int64 * 2,
+            "address_of": ctypes.addressof,
+            "outside": _outside,
             **{f"{str(d).removeprefix('torch.')}": d for d in _DTYPES},
             **self.values,
         }
         for k, segment in enumerate(self.segments):
+            assert library is not None
             scope[f"table{k}"] = ctypes.c_int64 * segment.words
             scope[f"segment{k}"] = library.function(f"{SEGMENT}{k}", segment.parallel)
         name = f"<max_backend program {id(scope):x}>"
@@ -77,6 +82,12 @@ _DTYPES = [
 
 def _block_of(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8)
+
+
+def _outside(site: Site, index: int) -> OutOfRangeError:
+    """The error for an index that a kernel has noted."""
+    at = f"\n  {site.op} at {site.lines[0]}" if site.lines else f"\n  {site.op}"
+    return OutOfRangeError(site.message.format(index=index) + at)
 
 
 def as_planned(x: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
@@ -128,14 +139,13 @@ def team() -> Any:
     except AttributeError:
         folder = os.path.dirname(torch.__file__)
         places = [*glob.glob(f"{folder}/lib/libgomp*"), *glob.glob(f"{folder}.libs/libgomp*"), "libgomp.so.1"]
-        found = None
         for place in places:
             try:
                 found = ctypes.CDLL(place, mode=ctypes.RTLD_GLOBAL).GOMP_parallel
                 break
             except OSError:
                 continue
-        if found is None:
+        else:
             raise ExecutionError("generated kernels need GNU OpenMP's library, which this torch does not use") from None
     found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     found.restype = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch_max_backend.loops.expr import Load, loads
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.program import Call, Definition, Program, Reduction, reads
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, reads
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.inline import renamed
 from torch_max_backend.schedule.kernel import Kernel, Stage
@@ -41,7 +41,8 @@ def fuse(program: Program) -> list[Kernel | Call]:
         if isinstance(group, _Group) and _join(group, step):
             places[step.name] = latest
             continue
-        steps.append(_Group([v for v in step.variables if v.size != 1], [step]))
+        scanned = step.how.variable if isinstance(step.how, Scan) else None
+        steps.append(_Group([v for v in step.variables if v.size != 1 and v != scanned], [step]))
         places[step.name] = len(steps) - 1
     return [s if isinstance(s, Call) else _kernel(s) for s in steps]
 
@@ -153,9 +154,10 @@ def _pairing(stage: Stage, d: Definition, inner: list[Var], own: dict[str, Defin
         for v, index in zip(own[x.source].variables, x.index, strict=True):
             if v not in stage.inner:
                 continue
-            if len(index.terms) != 1 or index.constant or index.terms[0][0] not in inner:
+            mine = index.terms[0][0] if len(index.terms) == 1 and not index.constant else None
+            if not isinstance(mine, Var) or mine not in inner:
                 return None
-            pairs[index.terms[0][0]] = v  # type: ignore[index]
+            pairs[mine] = v
     if not pairs:
         pairs = dict(zip(inner, stage.inner, strict=True))
     if len(pairs) != len(inner) or len(set(pairs.values())) != len(pairs):

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from torch_max_backend.loops.expr import Load, Scalar, loads, rewrite, rounded
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.program import Call, Definition, Program, Scan, Scatter, Step
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, Scatter, Step
 from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.schedule import cost
 
@@ -15,8 +15,8 @@ from torch_max_backend.schedule import cost
 def inline(program: Program) -> Program:
     """Replace loads of definitions that are cheap to repeat, or that are read once, by what they compute.
 
-    Before: ``t0[i] = exp(x[i])``, ``t1[j] = mul(t0[j], 2)``. After: ``t1[j] = mul(exp(x[j]), 2)``. A definition stays if
-    it leaves, if a library reads it, if it is no plain loop, or if repeating it costs more than writing and reading it.
+    Before: ``t0[i] = exp(x[i])``, ``t1[j] = mul(t0[j], 2)``. After: ``t1[j] = mul(exp(x[j]), 2)``. A definition stays
+    if it leaves, if a library reads it, if it is no plain loop, or if repeating it costs more than writing and reading.
     """
     kept = {name for name, _ in program.outputs} | {source for _, source in program.stores}
     readers: dict[str, list[Step]] = defaultdict(list)
@@ -91,16 +91,17 @@ def renamed(d: Definition, names: dict[Var, Var]) -> Definition:
     if not names:
         return d
     values = {old: Index.of(new) for old, new in names.items()}
+
+    def again(variables: tuple[Var, ...]) -> tuple[Var, ...]:
+        return tuple(names.get(v, v) for v in variables)
+
     how = d.how
-    if how is not None and hasattr(how, "variables"):
-        changed = {"variables": tuple(names.get(v, v) for v in how.variables)}
-        if isinstance(how, Scatter):
-            changed |= {
-                "source": rewrite(how.source, values),
-                "target": tuple(t.substitute(values, lambda x: rewrite(x, values)) for t in how.target),
-            }
-        how = dataclasses.replace(how, **changed)
+    if isinstance(how, Reduction):
+        how = Reduction(how.combiner, again(how.variables))
     elif isinstance(how, Scan):
         how = dataclasses.replace(how, variable=names.get(how.variable, how.variable))
-    variables = tuple(names.get(v, v) for v in d.variables)
+    elif isinstance(how, Scatter):
+        target = tuple(t.substitute(values, lambda x: rewrite(x, values)) for t in how.target)
+        how = Scatter(how.combiner, again(how.variables), target, rewrite(how.source, values))
+    variables = again(d.variables)
     return dataclasses.replace(d, variables=variables, body=rewrite(d.body, values), how=how)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_max_backend.loops.index import Index
-from torch_max_backend.loops.program import Call, Program, reads
+from torch_max_backend.loops.program import Call, Program, Scatter, reads
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.kernel import Kernel, Layout
 from torch_max_backend.schedule.nest import Nest, nest
+from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
+from torch_max_backend.schedule.unroll_windows import unroll_windows
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Schedule:
 
 def schedule(program: Program) -> Schedule:
     """Kernels and calls in running order for a program, with the layout of every tensor."""
-    program = inline(program)
+    program = unroll_windows(inline(program))
     program = split_divided_variables(program)
     program = split_long_reductions(program, layouts_of(program))
     layouts = layouts_of(program)
@@ -36,12 +38,17 @@ def schedule(program: Program) -> Schedule:
     kernels = fuse(program)
     local = _local(program, kernels)
     for step in kernels:
-        steps.append(step if isinstance(step, Call) else nest(step, layouts, local))
+        if isinstance(step, Call):
+            steps.append(step)
+        elif isinstance(step.definitions[0].how, Scatter):
+            steps += scatter_nests(step.definitions[0], layouts)
+        else:
+            steps.append(nest(step, layouts, local))
     return Schedule(program, steps, layouts, local)
 
 
 def layouts_of(program: Program) -> dict[str, Layout]:
-    """The layout of every tensor: inputs and call results as they are, what leaves in its order, the rest contiguous."""
+    """The layout of every tensor: inputs and call results as they are, outputs in their order, the rest contiguous."""
     orders = dict(program.outputs)
     targets = {source: program.inputs[target] for target, source in program.stores}
     found = {name: Layout(x.sizes, x.strides) for name, x in program.inputs.items()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from torch_max_backend.loops.expr import FromIndex, Load, Scalar, loads, rewrite, walk
-from torch_max_backend.loops.index import Div, Index, Mod, Var, least
-from torch_max_backend.loops.program import Call, Definition, Program, Reduction
+from torch_max_backend.loops.index import Div, Index, Mod, Replaced, Var, least
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
 
@@ -67,11 +67,11 @@ def _reindexed(d: Definition, split: Mapping[str, list[tuple[int, int]]]) -> Def
     return _rewritten(d, {}, load)
 
 
-def _rewritten(d: Definition, values: Mapping[Var, Index], load=lambda x: x) -> Definition:  # type: ignore[no-untyped-def]
+def _rewritten(d: Definition, values: Replaced, load: Callable[[Load], Scalar] = lambda x: x) -> Definition:
     done: dict[Scalar, Scalar] = {}
     body = rewrite(d.body, values, load, done)
     how = d.how
-    if how is not None and hasattr(how, "source"):
+    if isinstance(how, Scatter):
 
         def again(x: Scalar) -> Scalar:
             return rewrite(x, values, load, done)
@@ -96,10 +96,10 @@ def _divided(d: Definition) -> tuple[Var, int] | None:
                     continue
                 v, k = atom.dividend.terms[0]
                 divisor = atom.divisor.constant
-                if k != 1 or atom.dividend.constant or v not in own or not isinstance(v.size, int):  # type: ignore[union-attr]
+                if k != 1 or v not in own or not isinstance(v, Var):
                     continue
-                if v.size % divisor == 0 and 1 < divisor < v.size:  # type: ignore[operator, union-attr]
-                    found[v] = max(found.get(v, 0), divisor)  # type: ignore[index, arg-type]
+                if isinstance(v.size, int) and v.size % divisor == 0 and 1 < divisor < v.size:
+                    found[v] = max(found.get(v, 0), divisor)
     return next(iter(found.items()), None)
 
 

@@ -63,10 +63,6 @@ def _square(x: Scalar) -> Scalar:
     return x * x
 
 
-def _logit(x: Scalar) -> Scalar:
-    return op("log", x / (1 - x))
-
-
 def _frac(x: Scalar) -> Scalar:
     return x - op("trunc", x)
 
@@ -180,10 +176,6 @@ def _minimum(name: str) -> Formula:
         return op(name if a.dtype.is_floating_point else {"fmin": "minimum", "fmax": "maximum"}.get(name, name), a, b)
 
     return formula
-
-
-def _pow(x: Scalar, y: Scalar) -> Scalar:
-    return op("pow", x, y)
 
 
 _register(

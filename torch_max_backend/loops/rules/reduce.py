@@ -212,7 +212,7 @@ def _truth(combiner: str, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
 
 # -- moments -----------------------------------------------------------------------------------------------------------
 def moments(x: Tensor, dim: Dims, correction: float, compute: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Mean and variance in ``compute``, with the reduced dimensions kept; the deviations are summed in a second pass."""
+    """Mean and variance in ``compute``, reduced dimensions kept; the deviations are summed in a second pass."""
     n = count_of(x, dim)
     average = over("sum", x, dim, True, compute=compute, finish=lambda s: s / as_number(n, s.dtype))
 
@@ -270,7 +270,8 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 # -- norms of vectors, log-sum-exp -------------------------------------------------------------------------------------
-# linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+# linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None)
+#     -> Tensor
 @rule(aten.linalg_vector_norm.default)
 def vector_norm(
     self: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None

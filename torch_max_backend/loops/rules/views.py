@@ -56,7 +56,8 @@ def _groups(source: Shape, target: Sequence[Index]) -> list[tuple[list[int], lis
     groups: list[tuple[list[int], list[int]]] = []
     s = t = 0
     while s < len(source) or t < len(target):
-        mine, theirs = [], []
+        mine: list[int] = []
+        theirs: list[int] = []
         a = b = Index.of(1)
         while True:
             if not (a.is_constant and b.is_constant):

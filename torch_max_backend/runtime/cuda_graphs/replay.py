@@ -17,15 +17,16 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_max_backend.options import Options
-from torch_max_backend.runtime.call_path import CallSpec
+from torch_max_backend.runtime.call_path import Artifact, CallSpec, bound
 from torch_max_backend.runtime.cuda_graphs.captured_region import ReplayRegion, refusal
 from torch_max_backend.runtime.cuda_graphs.output_copies import Output, bytes_of, hand_out, plan_outputs
+from torch_max_backend.runtime.program import ProgramSpec
 from torch_max_backend.runtime.region_call import Model
 
 log = logging.getLogger("torch_max_backend")
@@ -47,16 +48,17 @@ PLAYS = 16
 WASTED = 4
 """How many recordings in a row of one shape may not be worth it before it is recorded no more."""
 
-Call = Callable[[list[Any]], Any]
+_ON_PROCESSOR = "it is a program on the processor"
+Call = Callable[..., Any]
 _keys = itertools.count(1)
 
 
-def with_replay(spec: CallSpec, models: Sequence[Model], options: Options) -> Call:
+def with_replay(spec: CallSpec, models: Sequence[Artifact], options: Options) -> Call:
     """The function of a call path, which records and plays back if that was asked for and a region can be."""
     plain = spec.build(models)
     if not options.device_graphs or not any(r.gpus for r in spec.regions):
         return plain
-    reasons = [refusal(r) for r in spec.regions]
+    reasons = [_ON_PROCESSOR if isinstance(r, ProgramSpec) else refusal(r) for r in spec.regions]
     gpus = {index for r in spec.regions for index in r.gpus}
     if all(reasons) or len(gpus) > 1:
         log.info("no device graph is recorded: %s", reasons[0] or "it runs on several GPUs")
@@ -150,7 +152,7 @@ class Replayed:
 
     _boxed_call = True
 
-    def __init__(self, spec: CallSpec, models: Sequence[Model], plain: Call, index: int) -> None:
+    def __init__(self, spec: CallSpec, models: Sequence[Artifact], plain: Call, index: int) -> None:
         self._spec, self._models, self._plain, self._index = spec, models, plain, index
         self._shapes: dict[Hashable, _Shape] = {}
         self._varying = spec.varying
@@ -243,11 +245,15 @@ class Replayed:
             used[i] = tensor
         fixed = [i for i, p in enumerate(pointers) if p is not None and i not in shape.moving]
         stable = {used[i].untyped_storage().data_ptr() for i in [*fixed, *copied]}
-        regions = [
-            ReplayRegion(spec, model, next(_keys), stable)
-            for spec, model in zip(self._spec.regions, self._models, strict=True)
-        ]
-        call = self._spec.link(regions)
+        regions: list[ReplayRegion] = []
+        every: list[Call] = []
+        for spec, artifact in zip(self._spec.regions, self._models, strict=True):
+            if isinstance(spec, ProgramSpec):
+                every.append(bound(spec, artifact))
+            else:
+                regions.append(ReplayRegion(spec, cast(Model, artifact), next(_keys), stable))
+                every.append(regions[-1])
+        call = self._spec.link(every)
         try:
             values = call(list(used))
         except Exception:
