@@ -29,7 +29,7 @@ from torch_max_backend.loops.interpreter import Interpreter
 from torch_max_backend.loops.program import Call, Called, Input, Program, Ref
 from torch_max_backend.loops.rules import norm, reduce, views
 from torch_max_backend.loops.rules.pointwise import clamp_to, to_copy
-from torch_max_backend.loops.simplify import without_dead_definitions
+from torch_max_backend.loops.simplify import without_dead_definitions, without_reductions_of_one
 from torch_max_backend.loops.tensor import Builder, Tensor, building, computed_in, define, named, pointwise
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.program import Library
@@ -68,7 +68,9 @@ class LoopProgram:
 
     def passes(self) -> Iterable[tuple[str, Program]]:
         """The program after each pass that schedules run."""
-        program = inline(self.program)
+        program = without_reductions_of_one(self.program)
+        yield "without_reductions_of_one", program
+        program = inline(program)
         yield "inline", program
         program = split_divided_variables(program)
         yield "split_divided_variables", program
@@ -486,7 +488,7 @@ def built(written: Sequence[WrittenProgram], folder: Path) -> list[Callable[...,
     for k, program in enumerate(written):
         text = program.source.replace("from kernel import *", "", 1)
         parts.append(re.sub(r"\b(kernel|segment)(\d+)\(", rf"p{k}_\1\2(", text))
-    path = folder / "programs.so"
+    path = folder / f"programs{len(list(folder.iterdir()))}.so"  # what is loaded is not written again
     path.write_bytes(build_shared_library("\n".join(parts), contract=False))
     library = Library(path)
     return [program.spec.bind(_Part(library, f"p{k}_")) for k, program in enumerate(written)]  # type: ignore[arg-type]

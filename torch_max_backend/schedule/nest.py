@@ -232,7 +232,7 @@ def _gain(v: Var, statements: tuple[Statement, ...]) -> float:
         step = index.coefficient(v)
         gain += -2 if nonlinear else 1 if step == 1 else 0.4 if step == 0 else -0.5
     size, lanes = v.size if isinstance(v.size, int) else 4096, lanes_of(v)
-    filled = size / (-(-size // lanes) * LANES)
+    filled = size / (-(-max(1, size) // lanes) * LANES)
     return gain * filled if gain > 0 else gain
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.program import Call, Program, reads
+from torch_max_backend.loops.simplify import without_reductions_of_one
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.kernel import Kernel, Layout
@@ -28,7 +29,7 @@ class Schedule:
 
 def schedule(program: Program) -> Schedule:
     """Kernels and calls in running order for a program, with the layout of every tensor."""
-    program = inline(program)
+    program = inline(without_reductions_of_one(program))
     program = split_divided_variables(program)
     program = split_long_reductions(program, layouts_of(program))
     layouts = layouts_of(program)
