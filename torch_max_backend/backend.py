@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from torch_max_backend.capture.composite_ops import stay_whole
+from torch_max_backend.capture.whole_image_ops import image_ops_stay_whole
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.frontend.warm_start import is_ahead_of_time, warm_start
 from torch_max_backend.options import Options, resolve
@@ -69,10 +71,12 @@ def _trace(
         "keep_inference_input_mutations": True,
     }
     kept = warm_start(options, devices)
+    on_processor = all(device.type == "cpu" for device in devices)
+    whole = image_ops_stay_whole() if on_processor and options.executor != "graph" else nullcontext()
     if kept is None:
-        with stay_whole(example_inputs):
+        with whole, stay_whole(example_inputs):
             return aot_autograd(fw_compiler=compiler, **common)(gm, example_inputs)
-    with kept.settings(), stay_whole(example_inputs):
+    with kept.settings(), whole, stay_whole(example_inputs):
         function = aot_autograd(**kept.compilers(compiler), **common)(gm, example_inputs)
     if is_ahead_of_time():
         from torch_max_backend.frontend.ahead_of_time import AheadOfTimeFunction

@@ -1,0 +1,1 @@
+"""Loop programs: rules, passes, interpreter."""

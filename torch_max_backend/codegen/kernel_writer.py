@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import SHORT, Const, FromIndex, Guarded, Load, Op, Scalar, variables, walk
+from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guarded, Load, Op, Scalar, variables, walk
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
+from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule.nest import Nest, StageNest, Statement, lanes_of
 
 UNROLLED = 4
@@ -39,6 +40,10 @@ _ACROSS = {
     "maximum": "reduce_max",
     "minimum": "reduce_min",
 }
+
+
+ERRORS = "errors"
+"""The name, as of a tensor, of the two int64 in which kernels note an index that is out of range."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class Source:
             text = kernel.text()
             name = self._kernels.setdefault(text, f"kernel{len(self._kernels)}")
             self._origins.setdefault(name, {}).update(dict.fromkeys(kernel.origins()))
-            touches = _touched(nest)
+            touches = touched(nest)
             if any(_meet(memory[a], memory[b]) and (x or y) for a, x in since for b, y in touches):
                 lines.append("    barrier()")
                 since = []
@@ -105,14 +110,16 @@ def _meet(a: tuple[Any, int, int], b: tuple[Any, int, int]) -> bool:
     return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
 
 
-def _touched(nest: Nest) -> list[tuple[str, bool]]:
+def touched(nest: Nest) -> list[tuple[str, bool]]:
     """The tensors in memory that a nest reads and writes, in order, and whether it writes them."""
     names: dict[str, bool] = {}
     for stage in nest.stages:
         for s in stage.statements:
-            for x in walk(s.body):
+            for x in walk(*s.expressions):
                 if isinstance(x, Load) and x.index:
                     names.setdefault(x.source, False)
+                elif isinstance(x, Checked):
+                    names.setdefault(ERRORS, False)  # whoever is first may write, without a barrier
             if s.address is not None:
                 names[s.name] = True
     return list(names.items())
@@ -128,7 +135,7 @@ class _Scope:
 class _KernelWriter:
     def __init__(self, nest: Nest, slots: Mapping[str, Slot]) -> None:
         self.nest, self.slots = nest, slots
-        self.tensors = [name for name, _ in _touched(nest)]
+        self.tensors = [name for name, _ in touched(nest)]
         self.pointers = {name: f"p{k}" for k, name in enumerate(self.tensors)}
         self.names: dict[Var, str] = {}
         self.lines: list[str] = []
@@ -144,6 +151,8 @@ class _KernelWriter:
         self.masked = ""
         """The number of lanes that count, as text; empty if all do."""
         self.registers: dict[str, tuple[str, int]] = {}
+        self.scanned: dict[str, tuple[str, str, int]] = {}
+        """The accumulators of scans."""
 
     # -- text --------------------------------------------------------------------------------------------------
     def origins(self) -> list[str]:
@@ -259,6 +268,8 @@ class _KernelWriter:
         for stage in self.nest.stages:
             self.reducing = stage.reduced
             self._hoist(stage)
+            if any(isinstance(s.how, Scan) for s in stage.statements):
+                self.scanned = self._accumulators(stage, self.lanes)
             if stage.free:
                 self._free(stage, 0)
             else:
@@ -307,7 +318,7 @@ class _KernelWriter:
     def _reduction(self, stage: StageNest) -> None:
         """Accumulators, the reduced loops, and what comes of them."""
         if not stage.reduced:
-            self._body(stage, {})
+            self._body(stage, self.scanned)
             return
         along = stage.vector if stage.vector in stage.reduced else None
         wide: list[_Accumulators] = []
@@ -375,6 +386,10 @@ class _KernelWriter:
             here = f"first_lanes[{lanes}]({self.masked})"
             value, _ = self._new("m", f"select({here}, {value}, {_initial(s.combiner, s.body.dtype, lanes)})", lanes)
         if s.place is None:
+            if s.combiner == "log_sum_exp":
+                value = self._log_add_exp(name, value, lanes)
+                self._line(f"{name} = {value}")
+                return
             self._line(f"{name} = {_COMBINE[s.combiner]}({name}, {value})")
             return
         position = self._widened(self._from_index(s.place), lanes)
@@ -385,6 +400,13 @@ class _KernelWriter:
         chosen, _ = self._new("c", f"bit_or({better}, {first})", lanes)
         self._line(f"{name} = select({chosen}, {value}, {name})")
         self._line(f"{place} = select({chosen}, {position}, {place})")
+
+    def _log_add_exp(self, a: str, b: str, lanes: int) -> str:
+        """``log(exp(a) + exp(b))``; two equal infinities give themselves."""
+        high, _ = self._new("a", f"maximum({a}, {b})", lanes)
+        low, _ = self._new("a", f"minimum({a}, {b})", lanes)
+        differ = f"bit_or(ne({high}, {low}), is_finite({low}))"
+        return f"select({differ}, add({high}, log1p(exp(sub({low}, {high})))), {high})"
 
     def _merged(
         self, s: Statement, wide: tuple[str, str, int], narrow: tuple[str, str, int] | None
@@ -433,11 +455,15 @@ class _KernelWriter:
             if s.combiner:
                 accumulator = accumulators[s.name]
                 self._accumulate(s, accumulator, self._widened(value, accumulator[2]))
+                if isinstance(s.how, Scan):
+                    self._finish(s, *self._taken(s, accumulator))
             else:
                 self._finish(s, *value)
 
     def _finish(self, s: Statement, value: str, lanes: int) -> None:
         """Keep a result in registers, and write it if it has an address."""
+        if isinstance(s.how, Scatter) and s.how.combiner != "set":
+            value, lanes = self._combined(s, s.how.combiner, value, lanes)
         if not value.isidentifier():
             value, lanes = self._new("v", value, lanes)
         self.registers[s.name] = (value, lanes)
@@ -458,11 +484,23 @@ class _KernelWriter:
         else:
             self._line(f"store_strided({self.pointers[s.name]}, {self._index(s.address)}, {step}, {wide})")
 
+    def _combined(self, s: Statement, combiner: str, value: str, have: int) -> tuple[str, int]:
+        """A value combined with what is in memory at its address."""
+        assert s.address is not None
+        old, lanes = self._read(s.name, s.address)
+        new = self._widened((value, have), lanes)
+        if s.dtype is torch.bool:
+            return f"{'bit_or' if combiner in ('sum', 'maximum') else 'bit_and'}({old}, {new})", lanes
+        if s.dtype in (torch.float16, torch.bfloat16):
+            return f"cast[{SHORT[s.dtype]}]({_COMBINE[combiner]}(cast[f32]({old}), cast[f32]({new})))", lanes
+        return f"{_COMBINE[combiner]}({old}, {new})", lanes
+
     def _hoist(self, stage: StageNest) -> None:
         """Compute here what the loops inside do not change. A load inside them might follow a store to its address."""
         own = {s.name for s in stage.statements}
         for s in stage.statements:
-            self._hoisted(s.body, own)
+            for x in s.expressions:
+                self._hoisted(x, own)
 
     def _hoisted(self, x: Scalar, own: set[str]) -> None:
         if isinstance(x, Const) or self._known(x) is not None:
@@ -500,11 +538,15 @@ class _KernelWriter:
             return self._new("n", text, lanes)
         if isinstance(x, Guarded):
             return self._guarded(x)
+        if isinstance(x, Checked):
+            value, lanes = self._scalar(x.value)
+            call = f"{'wrapped' if x.wraps else 'checked'}_index"
+            return self._new("at", f"{call}({self.pointers[ERRORS]}, {value}, {x.size}, {x.site + 1})", lanes)
         assert isinstance(x, Op)
         values = [self._scalar(a) for a in x.args]
         lanes = max(n for _, n in values)
         args = ", ".join(self._widened(v, lanes) for v in values)
-        name = f"cast[{SHORT[x.dtype]}]" if x.name in ("cast", "round") else x.name
+        name = f"cast[{SHORT[x.dtype]}]" if x.name in ("cast", "round") else _SPELLED.get(x.name, x.name)
         if x.name == "bitcast":
             name = f"bitcast[{SHORT[x.dtype]}]"
         return self._new("v", f"{name}({args})", lanes)
@@ -518,21 +560,22 @@ class _KernelWriter:
         return f"splat[{lanes}]({text})"
 
     def _load(self, x: Load) -> tuple[str, int]:
-        address = x.index[0]
+        return self._read(x.source, x.index[0])
+
+    def _read(self, source: str, address: Index) -> tuple[str, int]:
+        pointer = self.pointers[source]
         step = self._step(address)
         if step == 0 or self.lanes == 1:
-            return self._new("x", f"load[1]({self.pointers[x.source]}, {self._index(address)})", 1)
+            return self._new("x", f"load[1]({pointer}, {self._index(address)})", 1)
         if step is None:
-            return self._new(
-                "x", f"load_at[{self.lanes}]({self.pointers[x.source]}, {self._index_vector(address)})", self.lanes
-            )
+            return self._new("x", f"load_at[{self.lanes}]({pointer}, {self._index_vector(address)})", self.lanes)
         if step == 1 and self.masked:
-            other = f"const[{SHORT[x.dtype]}, {self.lanes}](0)"
-            where = f"{self.pointers[x.source]}, {self._index(address)}, {self.masked}"
+            other = f"const[{SHORT[self.slots[source].dtype]}, {self.lanes}](0)"
+            where = f"{pointer}, {self._index(address)}, {self.masked}"
             return self._new("x", f"load_masked[{self.lanes}]({where}, {other})", self.lanes)
         if step == 1:
-            return self._new("x", f"load[{self.lanes}]({self.pointers[x.source]}, {self._index(address)})", self.lanes)
-        text = f"load_strided[{self.lanes}]({self.pointers[x.source]}, {self._index(address)}, {step})"
+            return self._new("x", f"load[{self.lanes}]({pointer}, {self._index(address)})", self.lanes)
+        text = f"load_strided[{self.lanes}]({pointer}, {self._index(address)}, {step})"
         return self._new("x", text, self.lanes)
 
     def _guarded(self, x: Guarded) -> tuple[str, int]:
@@ -623,6 +666,7 @@ class _KernelWriter:
 
 
 _NOWHERE = 2**62
+_SPELLED = {"pow": "power"}  # Mojo's own name would win over an imported one
 _Accumulators = dict[str, tuple[str, str, int]]
 """By statement: a name for the value, one for the place if it has one, lanes."""
 
@@ -641,7 +685,7 @@ def _can_be_masked(v: Var, *stages: StageNest) -> bool:
     """Whether all memory along ``v`` is read and written in neighbours, or does not depend on it."""
     for stage in stages:
         for s in stage.statements:
-            places = [i for x in walk(s.body) if isinstance(x, Load) for i in x.index]
+            places = [i for x in walk(*s.expressions) if isinstance(x, Load) for i in x.index]
             places += [s.address] if s.address is not None else []
             for index in places:
                 if any(v in _reach(atom) for atom, _ in index.terms if not isinstance(atom, Var)):
@@ -673,7 +717,7 @@ def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
     short = SHORT[dtype]
     if combiner in _FIRST:
         return f"const[{short}, {lanes}]({_FIRST[combiner]})"
-    smallest = combiner in ("maximum", "argmax")
+    smallest = combiner in ("maximum", "argmax", "log_sum_exp")
     if dtype.is_floating_point:
         return f"neg(infinity[{short}, {lanes}]())" if smallest else f"infinity[{short}, {lanes}]()"
     info = torch.iinfo(dtype)
@@ -681,7 +725,10 @@ def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
 
 
 def _better(s: Statement, new: str, old: str) -> str:
-    """Whether a new value is beyond the best one so far; NaN is beyond all numbers."""
+    """Whether a new value is beyond the best one so far; NaN is beyond all numbers. In a scan an equal one is, too."""
+    if isinstance(s.how, Scan):
+        beyond = f"{'ge' if s.combiner == 'argmax' else 'le'}({new}, {old})"
+        return f"bit_or({beyond}, is_nan({new}))" if s.body.dtype.is_floating_point else beyond
     beyond = f"{'gt' if s.combiner == 'argmax' else 'lt'}({new}, {old})"
     if s.body.dtype.is_floating_point:
         return f"bit_or({beyond}, bit_and(is_nan({new}), bit_not(is_nan({old}))))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.base.errors import Unsupported
-from torch_max_backend.codegen.kernel_writer import Slot, Source
+from torch_max_backend.codegen.kernel_writer import ERRORS, Slot, Source, touched
 from torch_max_backend.loops.expr import Load, walk
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.program import Call, Ref
@@ -44,7 +45,9 @@ def write_program(region: Region, plan: Schedule, checked: Sequence[bool]) -> Wr
 
 class _Writer:
     def __init__(self, region: Region, plan: Schedule, checked: Sequence[bool]) -> None:
-        self.region, self.plan, self.checked = region, plan, checked
+        self.in_place = _stored_in_place(plan)
+        steps = [s for s in plan.steps if isinstance(s, Call) or not _copies_onto_itself(s, self.in_place)]
+        self.region, self.plan, self.checked = region, dataclasses.replace(plan, steps=steps), checked
         self.dtypes = {name: x.dtype for name, x in plan.program.inputs.items()}
         self.definitions = {d.name: d for d in plan.program.definitions()}
         self.dtypes |= {name: d.dtype for name, d in self.definitions.items()}
@@ -56,10 +59,10 @@ class _Writer:
         self.segments: list[SegmentSpec] = []
         self.source = Source()
         self.outputs = {name: k for k, (name, _) in enumerate(plan.program.outputs)}
-        self.in_place = _stored_in_place(plan)
         self.as_tensors = self._needed_as_tensors()
         self.last = self._last_uses()
         self.offsets: dict[str, int] = {}
+        self.allocated: set[str] = set()
         self.free: list[tuple[int, int]] = []
         self.block = 0
         self.launches, self.moved = 0, 0
@@ -132,6 +135,9 @@ class _Writer:
                 self.lines.append(f"{target}.copy_({source})")
         results = [name for name, _ in self.plan.program.outputs]
         self.lines.append(f"return ({', '.join(results)}{',' if results else ''})")
+        if ERRORS in self.dtypes:
+            self.values["sites"] = tuple(self.plan.program.sites)
+            self.lines.insert(0, f"{ERRORS} = two_words()")
         if self.block:
             self.lines.insert(0, f"block = block_of({self.block})")
             self.lines.insert(1, "base = block.data_ptr()")
@@ -161,10 +167,11 @@ class _Writer:
         memory: dict[str, tuple[Any, int, int]] = {}
         for i, nest in enumerate(nests):
             for name in _written(nest):
-                if name in self.in_place or name in self.offsets:
+                if name in self.in_place or name in self.offsets or name in self.allocated:
                     continue
                 if name in self.as_tensors:
                     self._allocate(name)
+                    self.allocated.add(name)
                 else:
                     self._place(name)
             for name in _names(nest):
@@ -174,6 +181,8 @@ class _Writer:
                     self._release(name)
                     del self.offsets[name]
         used = list(dict.fromkeys(n for nest in nests for n in _names(nest)))
+        if ERRORS in used:
+            self.dtypes[ERRORS] = torch.int64
         slots = {n: Slot(i, self.dtypes[n]) for i, n in enumerate(used)}
         number = self.source.add_segment(nests, slots, memory)
         parallel = sum(nest.work for nest in nests) > WORTH_A_TEAM
@@ -182,6 +191,9 @@ class _Writer:
         words = []
         for name in used:
             kind, start, _ = memory[name]
+            if name == ERRORS:
+                words.append(f"address_of({ERRORS})")
+                continue
             words.append(f"base + {start}" if kind == "block" else f"{kind}.data_ptr()")
             self.moved += self._moved(name)
         table = f"table{number}({', '.join(words)})"
@@ -189,6 +201,8 @@ class _Writer:
             self.lines.append(f"parallel(segment{number}, {table}, threads(), 0)")
         else:
             self.lines.append(f"segment{number}({table})")
+        if ERRORS in used:
+            self.lines.append(f"if {ERRORS}[0]: raise outside(sites[{ERRORS}[0] - 1], {ERRORS}[1])")
 
     def _moved(self, name: str) -> int:
         layout = self.plan.layouts[name]
@@ -281,7 +295,7 @@ def _reads_are_over(plan: Schedule, target: str, source: str) -> bool:
         )
         for i, stage in enumerate(step.stages):
             for j, s in enumerate(stage.statements):
-                for x in walk(s.body):
+                for x in walk(*s.expressions):
                     if not isinstance(x, Load) or x.source != target or not x.index:
                         continue
                     if written or (here is not None and (i, j) > here):
@@ -293,17 +307,21 @@ def _reads_are_over(plan: Schedule, target: str, source: str) -> bool:
     return written
 
 
-def _names(nest: Nest) -> list[str]:
-    """The tensors that a nest reads and writes in memory, in order."""
-    names: dict[str, None] = {}
+def _copies_onto_itself(nest: Nest, in_place: dict[str, str]) -> bool:
+    """Whether a nest writes into an input what is there: the elements that a scatter into it leaves as they are."""
     for stage in nest.stages:
         for s in stage.statements:
-            for x in walk(s.body):
-                if isinstance(x, Load) and x.index:
-                    names[x.source] = None
-            if s.address is not None:
-                names[s.name] = None
-    return list(names)
+            x = s.body
+            if s.how is not None or s.combiner or not isinstance(x, Load) or s.address is None:
+                return False
+            if in_place.get(s.name) != x.source or x.index != (s.address,):
+                return False
+    return True
+
+
+def _names(nest: Nest) -> list[str]:
+    """The tensors that a nest reads and writes in memory, in order."""
+    return [name for name, _ in touched(nest)]
 
 
 def _written(nest: Nest) -> list[str]:

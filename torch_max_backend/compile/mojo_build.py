@@ -10,6 +10,8 @@ import functools
 import importlib.util
 import os
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch_max_backend.base.digests import PACKAGE, digest_files
@@ -40,25 +42,19 @@ def build_shared_library(source: str, *, name: str = "kernels", raw: bool = True
         folder = ScratchFolder()
         text, library = folder.path / f"{name}.mojo", folder.path / f"{name}.so"
         text.write_text(source)
-        command = [str(_compiler()), "build", "--emit", "shared-lib", "--disable-warnings", "-I", str(INTERFACE)]
-        command += [] if raw else ["-I", str(INTERFACE / "std_based")]
+        linker = _program("lld") if sys.platform == "linux" else None  # left to itself, Mojo links with a C compiler
+        product = folder.path / f"{name}.o" if linker else library
+        command: list[str | Path] = [_program("mojo"), "build", "--emit", "object" if linker else "shared-lib"]
+        command += ["--disable-warnings", "-I", INTERFACE]
+        command += [] if raw else ["-I", INTERFACE / "std_based"]
         command += [] if contract else ["--fp-mode", "contract=off"]
-        command += [str(text), "-o", str(library)]
-        done = subprocess.run(
-            command,
-            cwd=folder.path,
-            env=_environment(raw),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode < 0:
-            raise CompileError(f"Mojo's compiler was stopped by signal {-done.returncode}.\n{_said(done)}")
-        if done.returncode or not library.exists():
-            raise CompileError(f"Mojo's compiler refused a generated kernel.\n{_said(done)}")
+        environment = _environment(raw)
+        if linker:  # it wants to see a C compiler all the same, without running it
+            (folder.path / "cc").touch(0o755)
+            environment["PATH"] = os.pathsep.join([environment.get("PATH", os.defpath), str(folder.path)])
+        _run([*command, text, "-o", product], product, environment)
+        if linker:
+            _run([linker, "-flavor", "gnu", "-shared", product, "-o", library], library, environment)
         return library.read_bytes()
     except subprocess.TimeoutExpired:
         raise CompileError(f"Mojo's compiler did not finish within {TIMEOUT_S:.0f} s.") from None
@@ -69,10 +65,25 @@ def build_shared_library(source: str, *, name: str = "kernels", raw: bool = True
             folder.delete()
 
 
-def _said(done: subprocess.CompletedProcess[str]) -> str:
-    """What the compiler printed, without the addresses of a crash."""
+def _run(command: Sequence[str | Path], product: Path, environment: dict[str, str]) -> None:
+    """Run the compiler or the linker, which make ``product``."""
+    done = subprocess.run(
+        command,
+        cwd=product.parent,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     lines = (done.stderr + done.stdout).strip().splitlines()
-    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    said = "\n".join(line for line in lines if not line.lstrip().startswith("#"))  # no addresses of a crash
+    if done.returncode < 0:
+        raise CompileError(f"Mojo's compiler was stopped by signal {-done.returncode}.\n{said}")
+    if done.returncode or not product.exists():
+        raise CompileError(f"Mojo's compiler refused a generated kernel.\n{said}")
 
 
 @functools.cache
@@ -89,11 +100,11 @@ def _modular_folder() -> Path:
     raise CompileError(f"Mojo's compiler is missing: neither {candidates[0]} nor {candidates[1]} holds lib/mojo.")
 
 
-def _compiler() -> Path:
-    compiler = _modular_folder() / "bin" / "mojo"
-    if not compiler.is_file():
-        raise CompileError(f"Mojo's compiler is missing: {compiler} does not exist.")
-    return compiler
+def _program(name: str) -> Path:
+    program = _modular_folder() / "bin" / name
+    if not program.is_file():
+        raise CompileError(f"Mojo's compiler is missing: {program} does not exist.")
+    return program
 
 
 def _environment(raw: bool) -> dict[str, str]:

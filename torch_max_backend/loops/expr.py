@@ -226,8 +226,33 @@ class Guarded(Expr):
         return (self.condition, self.value, self.other)
 
 
+@dataclass(frozen=True, eq=False)
+class Checked(Expr):
+    """An int64 as an index of one of ``size`` elements; with ``wraps`` a negative one counts from the end.
+
+    One that is out of range is noted under the number ``site``, of the program's, and moved into the range.
+    """
+
+    value: Expr
+    size: int
+    site: int
+    wraps: bool
+    dtype: torch.dtype = torch.int64
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.value, self.size, self.site, self.wraps)
+
+    def __str__(self) -> str:
+        return f"{'wrapped' if self.wraps else 'checked'}({self.value}, {self.size})"
+
+    @property
+    def operands(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+
 Scalar = Expr
-"""What there is of it: :class:`Const`, :class:`Load`, :class:`Op`, :class:`FromIndex` and :class:`Guarded`."""
+"""What there is of it: :class:`Const`, :class:`Load`, :class:`Op`, :class:`FromIndex`, :class:`Guarded`
+and :class:`Checked`."""
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
@@ -283,6 +308,12 @@ def guarded(condition: Scalar, value: Scalar, other: Scalar) -> Scalar:
     if isinstance(condition, Const):
         return value if condition.value else other
     return Guarded(condition, value, other, value.dtype)
+
+
+def checked(x: Scalar, size: int, site: int, wraps: bool) -> Scalar:
+    """``x`` as an index of one of ``size`` elements; itself if it is in range for certain."""
+    low, high = as_index(x).bounds if isinstance(x, Const | FromIndex) else (-math.inf, math.inf)
+    return x if low >= 0 and high < size else Checked(x, size, site, wraps)
 
 
 def from_index(index: Index) -> Scalar:
@@ -406,6 +437,8 @@ def remade(x: Scalar, parts: tuple[Scalar, ...]) -> Scalar:
     """The operation or guard ``x`` with other operands, simplified as it is when it is made."""
     if isinstance(x, Guarded):
         return guarded(*parts)
+    if isinstance(x, Checked):
+        return checked(parts[0], x.size, x.site, x.wraps)
     assert isinstance(x, Op)
     if x.name in ("cast", "round"):
         return cast(parts[0], x.dtype, x.name)

@@ -18,9 +18,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torch_max_backend.base.errors import LoweringError, Unsupported
-from torch_max_backend.capture.fake_tensors import expr_of, tensors_of, user_line, value_of
+from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
-from torch_max_backend.loops.expr import SHORT, Load
+from torch_max_backend.loops.expr import SHORT, Load, Scalar
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import LIBRARY
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref
@@ -94,7 +94,10 @@ class _FromRegion:
         if is_getitem(node):
             return args[0][args[1]]
         self.builder.where = f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
-        result = self._apply(node.target, args, kwargs, value_of(node))
+        if node.target is torch.ops.aten.as_strided.default:
+            result = _as_strided(args[0], tensor_of(node.args[0]), *args[1:], **kwargs)
+        else:
+            result = self._apply(node.target, args, kwargs, value_of(node))
         self._hold_against_promise(node, result)
         return result
 
@@ -111,6 +114,7 @@ class _FromRegion:
             _dtype(value)
         rule = rules().get(target)
         if rule is not None:
+            self.builder.promise = promise
             with contextlib.suppress(_NoRule):
                 return rule(*args, **kwargs)
         if target in LIBRARY:
@@ -167,6 +171,8 @@ class _FromRegion:
             args, kwargs = (fx.node.map_arg(a, env.__getitem__) for a in (node.args, dict(node.kwargs)))
             if is_getitem(node):
                 env[node] = args[0][args[1]]
+            elif isinstance(node.target, type):  # a named tuple of results
+                env[node] = tuple(args[0]) if len(args) == 1 else tuple(args)
             else:
                 env[node] = self._apply(node.target, args, kwargs, node.meta.get("val"))
         raise LoweringError(f"the decomposition of {target} returns nothing")
@@ -215,6 +221,26 @@ class _FromRegion:
         return Ref(
             load.source, x.shape, tuple(Index.of(address.coefficient(v)) for v in variables), Index.of(address.constant)
         )
+
+
+# as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
+def _as_strided(
+    x: Tensor, like: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """A view of memory. ``like`` says how ``x`` lies in it, which must be densely and from its beginning."""
+    order = order_of(like)
+    if order is None or like.storage_offset() != 0:
+        raise Unsupported(f"as_strided of a dense tensor, not of strides {like.stride()}")
+    steps = _numbers(like.stride())
+
+    def at(index: Shape) -> Scalar:
+        place = Index.of(storage_offset or 0)
+        for i, step in zip(index, stride, strict=True):
+            place = place + i * step
+        own = [place // steps[d] % x.shape[d] if k else place // steps[d] for k, d in enumerate(order)]
+        return x.at(tuple(own[order.index(d)] for d in range(x.rank)))
+
+    return Tensor(_numbers(size), x.dtype, at)
 
 
 class _NoRule(Exception):

@@ -392,8 +392,8 @@ def floor_div(x: Index, divisor: Index) -> Index:
                 floor_div(atom.dividend, divisor), _constant(atom.divisor.constant // divisor.constant)
             )
     if divisor.is_constant:
-        shared = math.gcd(divisor.constant, rest.constant, *(k for _, k in rest.terms))
-        if shared > 1:
+        shared = math.gcd(divisor.constant, *(k for _, k in rest.terms))
+        if shared > 1:  # (2i + 3) // 4 = (i + 1) // 2
             small = Index(rest.constant // shared, tuple((a, k // shared) for a, k in rest.terms))
             return quotient + floor_div(small, _constant(divisor.constant // shared))
         # what cannot change the quotient: (4i + j) // 8 = i // 2 for j < 4
@@ -476,8 +476,10 @@ def _substituted(atom: Atom, values: Replaced, inside: Callable[[Any], Any] | No
             return atom
         return product(map(Index.of, factors))
     if isinstance(atom, Computed) and inside is not None:
+        from torch_max_backend.loops.expr import as_index  # which is built on this module
+
         value = inside(atom.value)
-        return atom if value is atom.value else Index.of(Computed(value, atom.low, atom.high))
+        return atom if value is atom.value else as_index(value, atom.low, atom.high)
     return atom
 
 
@@ -487,6 +489,16 @@ def least(a: Index, b: Index) -> Index:
     if difference[1] <= 0:
         return a
     return b if difference[0] >= 0 else Index.of(Least(a, b))
+
+
+def greatest(a: Index, b: Index) -> Index:
+    """The larger of two."""
+    return -least(-a, -b)
+
+
+def clamped(x: Index, low: Index, high: Index) -> Index:
+    """The index between ``low`` and ``high``, both included, that is next to ``x``."""
+    return greatest(least(x, high), low)
 
 
 def product(sizes: Iterable[int | Index]) -> Index:

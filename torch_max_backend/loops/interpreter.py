@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import Const, FromIndex, Guarded, Load, Op, Scalar
+from torch_max_backend.loops.expr import Checked, Const, FromIndex, Guarded, Load, Op, Scalar
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Ref, Scan, Scatter
 
@@ -74,10 +74,7 @@ class Interpreter:
             values = self._without_excess(d, d.how.combiner, values)
             values = _reduced(d.how.combiner, values.reshape(*sizes, math.prod(over)))
         elif isinstance(d.how, Scan):
-            axis = d.variables.index(d.how.variable)
-            values = {"sum": torch.cumsum, "product": torch.cumprod}.get(d.how.combiner, _extreme_scan(d.how.combiner))(
-                values, axis
-            )
+            values = _SCANS[d.how.combiner](values, d.variables.index(d.how.variable)).to(d.dtype)
         if values.dtype is not d.dtype:
             raise TypeError(f"{d.name} is declared {d.dtype} and computed in {values.dtype}")
         return values
@@ -136,6 +133,9 @@ class Interpreter:
         if isinstance(x, Guarded):
             condition = self._scalar(x.condition, grid, done)
             return torch.where(condition, self._scalar(x.value, grid, done), self._scalar(x.other, grid, done))
+        if isinstance(x, Checked):  # as a kernel goes on with it
+            at = self._scalar(x.value, grid, done)
+            return torch.where(at < 0, at + x.size, at).clamp(0, x.size - 1) if x.wraps else at.clamp(0, x.size - 1)
         assert isinstance(x, Op)
         args = [self._scalar(a, grid, done) for a in x.args]
         if x.name in ("cast", "round"):
@@ -229,9 +229,15 @@ def _combine(combiner: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return functions[combiner](a, b)
 
 
-def _extreme_scan(combiner: str) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    function = torch.cummax if combiner == "maximum" else torch.cummin
-    return lambda x, axis: function(x, axis).values
+_SCANS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "sum": lambda x, axis: torch.cumsum(x, axis, dtype=x.dtype),
+    "product": lambda x, axis: torch.cumprod(x, axis, dtype=x.dtype),
+    "maximum": lambda x, axis: torch.cummax(x, axis).values,
+    "minimum": lambda x, axis: torch.cummin(x, axis).values,
+    "argmax": lambda x, axis: torch.cummax(x, axis).indices,
+    "argmin": lambda x, axis: torch.cummin(x, axis).indices,
+    "log_sum_exp": torch.logcumsumexp,
+}
 
 
 def _with_tensors(value: Any, tensor: Callable[[Ref], torch.Tensor]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torch_max_backend.base.index_sites import Site
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, nested, walk
 from torch_max_backend.loops.index import Index, Var
 
@@ -32,7 +33,11 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Scan:
-    """Prefixes along ``variable``, which is one of the definition's: an element combines all up to its own place."""
+    """Prefixes along ``variable``, which is one of the definition's: an element combines all up to its own place.
+
+    Combiners are those of a reduction, and "log_sum_exp"; argmax and argmin give the place of the *last* greatest or
+    least so far. What the body gives is combined in the body's dtype.
+    """
 
     combiner: str
     variable: Var
@@ -42,7 +47,7 @@ class Scan:
 class Scatter:
     """Elements of ``source`` combined into the tensor that the definition's body gives, at computed places.
 
-    For every value of ``variables``, ``source`` is combined into the element at ``target``. The combiner is "sum",
+    For every value of ``variables``, ``source`` is combined into the element at ``target``, and rounded each time. The combiner is "sum",
     "product", "maximum", "minimum" or "set"; with "set" the last in the order of the variables stays.
     """
 
@@ -161,7 +166,7 @@ class Program:
 
     ``outputs`` are pairs of a name and the order of its dimensions in memory. ``stores`` are pairs of an input and the
     definition that is written into it after every step that reads the input. ``symbols`` are the sizes that a call
-    gives.
+    gives, ``sites`` the places that check indices, by number.
     """
 
     inputs: dict[str, Input] = field(default_factory=dict)
@@ -169,6 +174,7 @@ class Program:
     outputs: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     stores: list[tuple[str, str]] = field(default_factory=list)
     symbols: list[str] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
 
     def __str__(self) -> str:
         lines = [*map(str, self.inputs.values()), *map(str, self.steps)]

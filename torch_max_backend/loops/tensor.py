@@ -13,7 +13,8 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from torch_max_backend.base.errors import Unsupported
-from torch_max_backend.loops.expr import Load, Scalar, cast, constant, from_index, rounded
+from torch_max_backend.base.index_sites import Site
+from torch_max_backend.loops.expr import Load, Scalar, as_index, cast, checked, constant, from_index, rounded
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Definition, Program, Reduction, Scan, Scatter
 
@@ -49,6 +50,8 @@ class Builder:
     def __init__(self) -> None:
         self.program = Program()
         self.where = ""
+        self.promise: Any = None
+        """What torch promises for the op at work: its fake tensors, for rules whose dtypes depend on the device."""
         self._count = 0
 
     def _fresh(self, prefix: str) -> str:
@@ -71,11 +74,20 @@ class Builder:
         how: Reduction | Scan | Scatter | None = None,
     ) -> Tensor:
         """Add a definition; its body is cast to ``dtype`` if it has another one."""
-        if not isinstance(how, Reduction):
+        if not isinstance(how, Reduction | Scan):
             body = rounded(body, dtype)
         name = self.name()
         self.program.steps.append(Definition(name, dtype, variables, body, how, self.where))
         return named(name, tuple(Index.of(v.size) for v in variables), dtype)
+
+    def site(self, message: str) -> int:
+        """The number of a place that checks indices, with torch's words for one that is out of range."""
+        op, _, line = self.where.partition(" at ")
+        site = Site(op, message, (line,) if line else ())
+        sites = self.program.sites
+        if site not in sites:
+            sites.append(site)
+        return sites.index(site)
 
 
 _builder: contextvars.ContextVar[Builder] = contextvars.ContextVar("builder")
@@ -117,13 +129,45 @@ def reduce(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """For each index of ``shape``, the combined scalars ``at(index, place)`` over all places of ``over``."""
+    if all(size == 1 for size in over):  # nothing is combined
+        return _of_one(combiner, shape, over, at, dtype)
     b = builder()
     variables = tuple(b.variable("i", size) for size in shape)
     places = tuple(b.variable("r", size) for size in over)
     body = at(tuple(map(Index.of, variables)), tuple(map(Index.of, places)))
     found = torch.int64 if combiner.startswith("arg") else body.dtype
-    result = b.add(found, variables, body, Reduction(combiner, places))
+    if all(place.size == 1 for place in places):  # one element is what it is combined to
+        result = b.add(found, variables, constant(0, found) if combiner.startswith("arg") else body)
+    else:
+        result = b.add(found, variables, body, Reduction(combiner, places))
     return result if dtype in (None, found) else converted(result, dtype)
+
+
+def _of_one(
+    combiner: str,
+    shape: Sequence[Index],
+    over: Sequence[Index],
+    at: Callable[[Shape, Shape], Scalar],
+    dtype: torch.dtype | None,
+) -> Tensor:
+    place = (Index.of(0),) * len(over)
+    if combiner.startswith("arg"):
+        return define(shape, dtype or torch.int64, lambda index: constant(0, dtype or torch.int64))
+    inner = at(tuple(Index.of(0) for _ in shape), place).dtype
+    return define(shape, dtype or inner, lambda index: rounded(at(index, place), dtype or inner))
+
+
+def checked_index(x: Scalar, size: Index, message: str, wraps: bool = False) -> Index:
+    """An element of an index tensor as an index of one of ``size`` elements.
+
+    Args:
+        message: What torch says of one that is out of range, with ``{index}`` for it.
+        wraps: Whether a negative one counts from the end.
+    """
+    if not size.is_constant or size.constant == 0:
+        raise Unsupported(f"indices into a known number of elements that is not 0, not {size}")
+    value = checked(cast(x, torch.int64), size.constant, builder().site(message), wraps)
+    return as_index(value, 0, size.constant - 1)
 
 
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:

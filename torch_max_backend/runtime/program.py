@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.base.errors import ExecutionError
+from torch_max_backend.base.errors import ExecutionError, OutOfRangeError
+from torch_max_backend.base.index_sites import Site
 
 SEGMENT = "segment"
 """Functions of a library are called this, with their number behind it."""
@@ -57,6 +58,9 @@ class ProgramSpec:
             "as_planned": as_planned,
             "threads": torch.get_num_threads,
             "parallel": team(),
+            "two_words": ctypes.c_int64 * 2,
+            "address_of": ctypes.addressof,
+            "outside": _outside,
             **{f"{str(d).removeprefix('torch.')}": d for d in _DTYPES},
             **self.values,
         }
@@ -78,6 +82,12 @@ _DTYPES = [
 
 def _block_of(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8)
+
+
+def _outside(site: Site, index: int) -> OutOfRangeError:
+    """The error for an index that a kernel has noted."""
+    at = f"\n  {site.op} at {site.lines[0]}" if site.lines else f"\n  {site.op}"
+    return OutOfRangeError(site.message.format(index=index) + at)
 
 
 def as_planned(x: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch_max_backend.loops.expr import Const, FromIndex, Load, Op, Scalar, walk
 from torch_max_backend.loops.index import Div, Index, Mod, Var
-from torch_max_backend.loops.program import Definition
+from torch_max_backend.loops.program import Definition, Scatter
 
 _DEAR = {
     **dict.fromkeys(["exp", "exp2", "log", "log2", "sigmoid", "sqrt", "rsqrt", "div", "reciprocal"], 6),
@@ -47,4 +47,5 @@ def _most(size: Index) -> int:
 
 def iterations(d: Definition) -> int:
     """How often the body of a definition is computed."""
-    return count((*d.variables, *d.reduced))
+    updates = count(d.how.variables) if isinstance(d.how, Scatter) else 0
+    return count((*d.variables, *d.reduced)) + updates

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch_max_backend.loops.expr import Load, loads
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.program import Call, Definition, Program, Reduction, reads
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, reads
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.inline import renamed
 from torch_max_backend.schedule.kernel import Kernel, Stage
@@ -41,7 +41,8 @@ def fuse(program: Program) -> list[Kernel | Call]:
         if isinstance(group, _Group) and _join(group, step):
             places[step.name] = latest
             continue
-        steps.append(_Group([v for v in step.variables if v.size != 1], [step]))
+        scanned = step.how.variable if isinstance(step.how, Scan) else None
+        steps.append(_Group([v for v in step.variables if v.size != 1 and v != scanned], [step]))
         places[step.name] = len(steps) - 1
     return [s if isinstance(s, Call) else _kernel(s) for s in steps]
 

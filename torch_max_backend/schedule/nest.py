@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, rewrite, variables, walk
+from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Replaced, Var, least
 from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
+from torch_max_backend.schedule.partition_loops import is_decidable, partition
 
 LANES = 16
 """Elements of a vector, whatever their dtype: the registers of a processor hold them as one or several."""
@@ -28,7 +29,8 @@ class Statement:
     """What one definition computes in a loop nest.
 
     Loads of ``body`` have one index, an address in elements; those with none read a value in registers. ``address`` is
-    where the result is written, if it is. ``place`` is a reduction's position, for those that give one.
+    where the result is written, if it is. ``place`` is a reduction's position, for those that give one. A scan combines
+    along the loops of its stage, and is written at every step; a scatter combines with what is at ``address``.
     """
 
     name: str
@@ -40,8 +42,14 @@ class Statement:
     where: str = ""
     how: Scan | Scatter | None = None
 
+    @property
+    def expressions(self) -> tuple[Scalar, ...]:
+        """Every expression in it: the body, and those inside of the address."""
+        return (self.body, *(() if self.address is None else nested(self.address)))
+
     def __str__(self) -> str:
-        head = f"{self.name} = " + (f"{self.combiner} of " if self.combiner else "") + str(self.body)
+        combiner = self.how.combiner if self.how is not None else self.combiner
+        head = f"{self.name} = " + (f"{combiner} of " if combiner else "") + str(self.body)
         return head + (f" -> [{self.address}]" if self.address is not None else "")
 
 
@@ -76,7 +84,8 @@ class Nest:
     def work(self) -> int:
         """What it costs, in simple operations on one element."""
         each = sum(
-            cost.count((*self.outer, *s.inner)) * (1 + cost.of_expression(*(x.body for x in s.statements)))
+            cost.count((*self.outer, *s.inner))
+            * (1 + cost.of_expression(*(e for x in s.statements for e in x.expressions)))
             for s in self.stages
         )
         return each
@@ -90,7 +99,7 @@ def nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[str]) -
     """The loop nest of a kernel."""
     registers = {d.name for s in kernel.stages for d in s.definitions if not _free(d, s)}
     result = Nest(kernel.outer, tuple(_linear(s, layouts, local, registers) for s in kernel.stages))
-    return _with_vectors(_ordered(_merged(result)))
+    return _partitioned(_with_vectors(_ordered(merged(result))))
 
 
 def _free(d: Definition, stage: Stage) -> bool:
@@ -109,11 +118,11 @@ def _linear(stage: Stage, layouts: Mapping[str, Layout], local: frozenset[str], 
     statements = []
     for d in stage.definitions:
         address = None if d.name in local else layouts[d.name].address(tuple(map(Index.of, d.variables)))
-        combiner = d.how.combiner if isinstance(d.how, Reduction) else ""
+        combiner = d.how.combiner if isinstance(d.how, Reduction | Scan) else ""
         place = None
         if combiner.startswith("arg"):
             place = Index.of(0)
-            for v in d.reduced:
+            for v in d.reduced if isinstance(d.how, Reduction) else (d.how.variable,):  # type: ignore[union-attr]
                 place = place * Index.of(v.size) + Index.of(v)
         how = None if isinstance(d.how, Reduction) else d.how
         statements.append(Statement(d.name, d.dtype, rewrite(d.body, {}, load), address, combiner, place, d.where, how))
@@ -124,7 +133,7 @@ def _linear(stage: Stage, layouts: Mapping[str, Layout], local: frozenset[str], 
 def indices(*statements: Statement) -> Iterator[Index]:
     """Every index in statements, at any depth."""
     for s in statements:
-        for x in walk(s.body):
+        for x in walk(*s.expressions):
             if isinstance(x, Load):
                 yield from x.index
             elif isinstance(x, FromIndex):
@@ -132,7 +141,7 @@ def indices(*statements: Statement) -> Iterator[Index]:
         yield from (i for i in (s.address, s.place) if i is not None)
 
 
-def _merged(n: Nest) -> Nest:
+def merged(n: Nest) -> Nest:
     """Two loops over neighbouring memory as one: ``x[8*i + j]`` for i and j < 8 as ``x[k]``."""
     while True:
         every = [s for stage in n.stages for s in stage.statements]
@@ -151,10 +160,13 @@ def _merged(n: Nest) -> Nest:
 
 def _mergeable(loops: tuple[Var, ...], statements: Iterable[Statement], n: Nest) -> tuple[Var, Var] | None:
     found = list(indices(*statements))
+    in_order = any(s.how is not None for s in statements)
     sizes = [v.size for v in (*n.outer, *(v for s in n.stages for v in s.inner)) if isinstance(v.size, Index)]
     for a in loops:
         for b in loops:
             if a == b or not isinstance(a.size, int) or not isinstance(b.size, int):
+                continue
+            if in_order and loops.index(a) > loops.index(b):
                 continue
             if all(_runs_on(i, a, b) for i in found) and not any(v in s.variables for v in (a, b) for s in sizes):
                 return a, b
@@ -194,7 +206,9 @@ def substituted(statements: tuple[Statement, ...], values: Replaced) -> tuple[St
         dataclasses.replace(
             s,
             body=rewrite(s.body, values, done=done),
-            address=None if s.address is None else s.address.substitute(values),
+            address=None
+            if s.address is None
+            else s.address.substitute(values, lambda x: rewrite(x, values, done=done)),
             place=None if s.place is None else s.place.substitute(values),
         )
         for s in statements
@@ -232,33 +246,52 @@ def _gain(v: Var, statements: tuple[Statement, ...]) -> float:
         step = index.coefficient(v)
         gain += -2 if nonlinear else 1 if step == 1 else 0.4 if step == 0 else -0.5
     size, lanes = v.size if isinstance(v.size, int) else 4096, lanes_of(v)
-    filled = size / (-(-max(1, size) // lanes) * LANES)
+    filled = size / max(LANES, -(-size // lanes) * LANES)
     return gain * filled if gain > 0 else gain
 
 
-def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...]) -> bool:
-    """Whether no condition for a load, and no loop's length, depends on ``v``."""
+def _partitioned(n: Nest) -> Nest:
+    """Inner loops cut where conditions change. A part has vectors if no condition is left in it."""
+    stages: list[StageNest] = []
+    for s in n.stages:
+        v = s.free[-1] if s.free else None
+        if v is None or s.vector not in (None, v) or any(isinstance(x.how, Scan | Scatter) for x in s.statements):
+            stages.append(s)
+            continue
+        for part in partition(s.statements, v, {*n.outer, *s.free[:-1]}):
+            vector = part.variable if s.vector is not None and not part.guarded else None
+            free = (*s.free[:-1], part.variable)
+            stages.append(StageNest(free, s.reduced, part.statements, vector))  # type: ignore[arg-type]
+    return dataclasses.replace(n, stages=tuple(stages))
+
+
+def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...], fixed: frozenset[Var] | None = None) -> bool:
+    """Whether no condition for a load, and no loop's length, depends on ``v``.
+
+    With ``fixed``, the variables of loops around the one over ``v``, conditions may if that loop can be cut at them.
+    """
     for s in stages:
         if any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
             return False
         for x in s.statements:
-            if isinstance(x.how, Scan | Scatter):
+            if isinstance(x.how, Scatter) or (isinstance(x.how, Scan) and v in s.inner):
                 return False
-            if any(isinstance(y, Guarded) and v in variables(y.condition) for y in walk(x.body)):
+            if fixed is None and any(isinstance(y, Guarded) and v in variables(y.condition) for y in walk(x.body)):
                 return False
+        if fixed is not None and not is_decidable(s.statements, v, fixed):
+            return False
     return True
 
 
 def _with_vectors(n: Nest) -> Nest:
-    if len(n.stages) == 1 and not n.stages[0].inner:
+    if len(n.stages) == 1 and not n.stages[0].inner and n.stages[0].statements[0].how is None:
         return _elementwise(n)
     outer = [(sum(_gain(v, s.statements) * _share(n, s) for s in n.stages), v) for v in n.outer]
     outer = [(g, v) for g, v in outer if _can_run_in_vectors(v, n.stages)]
     best_outer = max(outer, key=lambda x: x[0], default=(0.0, None))
     inner: list[tuple[float, Var | None]] = []
     for s in n.stages:
-        choices = [(_gain(v, s.statements), v) for v in s.inner if _can_run_in_vectors(v, (s,))]
-
+        choices = [(_gain(v, s.statements), v) for v in s.inner if _can_run_in_vectors(v, (s,), _around(v, s, n))]
         inner.append(max(choices, key=lambda x: x[0], default=(0.0, None)))
     total = sum(max(0.0, g) * _share(n, s) for (g, _), s in zip(inner, n.stages, strict=True))
     if best_outer[1] is not None and best_outer[0] > total:
@@ -268,6 +301,11 @@ def _with_vectors(n: Nest) -> Nest:
         v = v if g > 0 else None
         stages.append(dataclasses.replace(s, vector=v, free=_last(s.free, v), reduced=_last(s.reduced, v)))
     return dataclasses.replace(n, stages=tuple(stages))
+
+
+def _around(v: Var, s: StageNest, n: Nest) -> frozenset[Var] | None:
+    """The variables of the loops around one over ``v``, if that loop can be cut: one inside which nothing is kept."""
+    return frozenset((*n.outer, *s.free)) - {v} if v in s.free else None
 
 
 def _share(n: Nest, stage: StageNest) -> float:
@@ -286,13 +324,15 @@ def _elementwise(n: Nest) -> Nest:
     (stage,) = n.stages
     if not n.outer:
         return n
-    choices = [(_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages)]
+    choices = [
+        (_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages, frozenset(n.outer) - {v})
+    ]
     gain, v = max(choices, key=lambda x: x[0], default=(0.0, None))
     if v is None or gain <= 0:
         v = n.outer[-1]
         inner = dataclasses.replace(stage, free=(v,))
         return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, None)
-    across = _read_across(n, v)
+    across = _read_across(n, v) if _can_run_in_vectors(v, n.stages) else None
     if (
         across is not None
     ):  # a transpose: blocks of ``v``, and inside them the variable along which reads are neighbours

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch_max_backend.loops.index import Index
-from torch_max_backend.loops.program import Call, Program, reads
+from torch_max_backend.loops.program import Call, Program, Scatter, reads
 from torch_max_backend.loops.simplify import without_reductions_of_one
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.kernel import Kernel, Layout
 from torch_max_backend.schedule.nest import Nest, nest
+from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
+from torch_max_backend.schedule.unroll_windows import unroll_windows
 
 
 @dataclass
@@ -27,17 +30,28 @@ class Schedule:
         return "\n".join(map(str, self.steps))
 
 
+def passes(program: Program) -> Iterator[tuple[str, Program]]:
+    """The program after each pass, with the pass's name."""
+    for change in (without_reductions_of_one, inline, unroll_windows, split_divided_variables):
+        program = change(program)
+        yield change.__name__, program
+    yield split_long_reductions.__name__, split_long_reductions(program, layouts_of(program))
+
+
 def schedule(program: Program) -> Schedule:
     """Kernels and calls in running order for a program, with the layout of every tensor."""
-    program = inline(without_reductions_of_one(program))
-    program = split_divided_variables(program)
-    program = split_long_reductions(program, layouts_of(program))
+    *_, (_, program) = passes(program)
     layouts = layouts_of(program)
     steps: list[Nest | Call] = []
     kernels = fuse(program)
     local = _local(program, kernels)
     for step in kernels:
-        steps.append(step if isinstance(step, Call) else nest(step, layouts, local))
+        if isinstance(step, Call):
+            steps.append(step)
+        elif isinstance(step.definitions[0].how, Scatter):
+            steps += scatter_nests(step.definitions[0], layouts)
+        else:
+            steps.append(nest(step, layouts, local))
     return Schedule(program, steps, layouts, local)
 
 

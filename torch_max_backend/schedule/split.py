@@ -96,7 +96,7 @@ def _divided(d: Definition) -> tuple[Var, int] | None:
                     continue
                 v, k = atom.dividend.terms[0]
                 divisor = atom.divisor.constant
-                if k != 1 or atom.dividend.constant or v not in own or not isinstance(v, Var):
+                if k != 1 or v not in own or not isinstance(v, Var):
                     continue
                 if isinstance(v.size, int) and v.size % divisor == 0 and 1 < divisor < v.size:
                     found[v] = max(found.get(v, 0), divisor)

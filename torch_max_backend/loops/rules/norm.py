@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import constant, op
+from torch_max_backend.loops.expr import op
 from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.rules.reduce import as_number, moments, over
 from torch_max_backend.loops.rules.registry import aten, rule
@@ -114,31 +114,49 @@ def native_group_norm(
     return reshaped(y, input.shape), statistics[0], statistics[1]
 
 
-# _native_batch_norm_legit_no_training(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean,
-#     Tensor running_var, float momentum, float eps) -> (Tensor, Tensor, Tensor)
-@rule(aten._native_batch_norm_legit_no_training.default)
-def batch_norm_inference(
+# native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C,
+#     SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)
+@rule(aten.native_group_norm_backward.default)
+def native_group_norm_backward(
+    grad_out: Tensor,
     input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
     weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     compute = computed_in(input.dtype)
-    shape: list[int | Index] = [1, input.shape[1], *[1] * (input.rank - 2)]
-    mean, variance = (
-        pointwise(lambda e: e, reshaped(s, shape), dtype=compute, compute=compute) for s in (running_mean, running_var)
-    )
-    weight, bias = (w if w is None else reshaped(w, shape) for w in (weight, bias))
-    y = _applied(input, mean, _inverse(variance, eps), weight, bias, input.dtype)
-    nothing = define((Index.of(0),), running_mean.dtype if running_mean is not None else input.dtype, _never)
-    return y, nothing, nothing
-
-
-def _never(index: Any) -> Any:
-    return constant(0.0, torch.float32)
+    each, rest = Index.of(C) // group, input.shape[2:]
+    grad, x = (reshaped(v, [N, group, each, *rest]) for v in (grad_out, input))
+    mean, rstd = (reshaped(v, [N, group, *[1] * (x.rank - 2)]) for v in (mean, rstd))
+    normal = pointwise(lambda x, m, r: (x - m) * r, x, mean, rstd, compute=compute, dtype=compute)
+    into = grad
+    if weight is not None:
+        per_channel = reshaped(weight, [1, group, each, *[1] * len(rest)])
+        into = pointwise(lambda g, w: g * w, grad, per_channel, compute=compute, dtype=compute)
+    both = pointwise(lambda g, x: g * x, into, normal, compute=compute, dtype=compute)
+    inner = list(range(2, x.rank))
+    n = product(x.shape[d] for d in inner)
+    results: list[Tensor | None] = [None, None, None]
+    if output_mask[0]:
+        a, b = (over("sum", v, inner, True, compute=compute) for v in (into, both))
+        found = pointwise(
+            lambda g, x, a, b, r: (g - (a + x * b) / as_number(n, a.dtype)) * r,
+            into, normal, a, b, rstd, compute=compute, dtype=input.dtype,
+        )  # fmt: skip
+        results[0] = reshaped(found, input.shape)
+    kept = [0, *range(3, x.rank)]
+    dtype = input.dtype if weight is None else weight.dtype
+    if output_mask[1]:
+        both = pointwise(lambda g, x: g * x, grad, normal, compute=compute, dtype=compute)
+        results[1] = reshaped(over("sum", both, kept, compute=compute, dtype=dtype), [C])
+    if output_mask[2]:
+        results[2] = reshaped(over("sum", grad, kept, compute=compute, dtype=dtype), [C])
+    return tuple(results)  # type: ignore[return-value]
 
 
 # _fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.base.errors import Unsupported
-from torch_max_backend.loops.expr import Scalar, cast, constant, from_index, op, select
-from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.expr import Const, Scalar, cast, constant, op, select
 from torch_max_backend.loops.rules.registry import add_rule, aten, prims, rule
 from torch_max_backend.loops.tensor import (
     PROMOTION,
@@ -159,6 +157,9 @@ _register(
     {
         aten.isnan.default: lambda x: op("is_nan", x) if x.dtype.is_floating_point else constant(False, torch.bool),
         aten.isinf.default: lambda x: op("is_inf", x) if x.dtype.is_floating_point else constant(False, torch.bool),
+        aten.isfinite.default: lambda x: (
+            op("is_finite", x) if x.dtype.is_floating_point else constant(True, torch.bool)
+        ),
         aten.logical_not.default: lambda x: ~cast(x, torch.bool),
         aten.signbit.default: lambda x: (
             op("copysign", constant(1, x.dtype), x) < 0 if x.dtype.is_floating_point else x < 0
@@ -218,6 +219,7 @@ _register(
     {
         aten.div.Tensor: lambda a, b: a / b,
         aten.div.Scalar: lambda a, b: a / b,
+        aten.true_divide.Tensor: lambda a, b: a / b,
         aten.atan2.default: _op("atan2"),
         aten.hypot.default: _op("hypot"),
         aten.copysign.Tensor: _op("copysign"),
@@ -305,12 +307,25 @@ _POWERS: dict[float, Formula] = {
 # pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor
 @rule(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def pow_tensor(self: Operand, exponent: Operand) -> Tensor:
-    def formula(x: Scalar, y: Scalar) -> Scalar:
-        if not x.dtype.is_floating_point:
-            raise Unsupported(f"powers of floats only, not of {x.dtype}")
-        return op("pow", x, y)
+    return pointwise(lambda x, y: op("pow", x, y) if x.dtype.is_floating_point else _integer_pow(x, y), self, exponent)
 
-    return pointwise(formula, self, exponent)
+
+def _integer_pow(x: Scalar, y: Scalar) -> Scalar:
+    """Squares by the bits of the exponent; with a negative one 0, but for 1 and -1."""
+    if x.dtype is torch.bool:
+        return x | ~y
+    one, zero = constant(1, x.dtype), constant(0, x.dtype)
+    result, square = one, x
+    bits = torch.iinfo(x.dtype).bits - 1 if not isinstance(y, Const) else max(1, int(y.value).bit_length())
+    for k in range(bits):
+        bit = op("bit_and", op("shift_right", y, constant(k, y.dtype)), one)
+        result = result * select(bit.equals(0), one, square)
+        square = square * square
+    if not x.dtype.is_signed:
+        return result
+    of_unit = select(op("bit_and", y, one).equals(0), one, x)
+    is_unit = x.equals(1) | x.equals(-1)
+    return select(op("lt", y, zero), select(is_unit, of_unit, zero), result)
 
 
 # -- more operands, and arguments that are no operands -----------------------------------------------------------------
@@ -453,6 +468,35 @@ def softplus_rule(self: Tensor, beta: float = 1, threshold: float = 20) -> Tenso
     return pointwise(lambda x: softplus(x, beta, threshold), self)
 
 
+# hardshrink_backward(Tensor grad_out, Tensor self, Scalar lambd) -> Tensor
+# softshrink_backward(Tensor grad_output, Tensor self, Scalar lambd) -> Tensor
+@rule(aten.hardshrink_backward.default, aten.softshrink_backward.default)
+def shrink_backward(grad_out: Tensor, self: Tensor, lambd: float) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        inside = op("ge", x, constant(-lambd, x.dtype)) & op("le", x, constant(lambd, x.dtype))
+        return select(inside, constant(0, g.dtype), g)
+
+    return pointwise(formula, grad_out, self)
+
+
+# isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> Tensor
+@rule(aten.isclose.default)
+def isclose(self: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+    def formula(a: Scalar, b: Scalar) -> Scalar:
+        close = a.equals(b)
+        if equal_nan and a.dtype.is_floating_point:
+            close = close | (op("is_nan", a) & op("is_nan", b))
+        if a.dtype is torch.bool or (rtol == 0 and atol == 0):
+            return close
+        inner = a.dtype if a.dtype.is_floating_point else torch.get_default_dtype()
+        a, b = cast(a, inner), cast(b, inner)
+        error = op("absolute", a - b)
+        allowed = constant(atol, inner) + op("absolute", b * constant(rtol, inner))
+        return close | (op("is_finite", error) & op("le", error, allowed))
+
+    return pointwise(formula, self, other, kind=PROMOTION.ALWAYS_BOOL)
+
+
 # nan_to_num(Tensor self, float? nan=None, float? posinf=None, float? neginf=None) -> Tensor
 @rule(aten.nan_to_num.default)
 def nan_to_num(
@@ -494,41 +538,3 @@ def clone(self: Tensor, memory_format: Any = None) -> Tensor:
 def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     wide = expanded(src, self.shape)
     return wide if src.dtype is self.dtype else to_copy(wide, self.dtype)
-
-
-# -- tensors from nothing ----------------------------------------------------------------------------------------------
-# full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, ...) -> Tensor
-@rule(aten.full.default)
-def full(size: list[Any], fill_value: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    found = dtype or (torch.tensor(fill_value).dtype if not isinstance(fill_value, Index) else torch.int64)
-    return Tensor(tuple(map(Index.of, size)), found, lambda index: number(fill_value, found))
-
-
-# full_like(Tensor self, Scalar fill_value, *, ...) -> Tensor
-@rule(aten.full_like.default)
-def full_like(self: Tensor, fill_value: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    return full(list(self.shape), fill_value, dtype or self.dtype)
-
-
-# scalar_tensor(Scalar s, *, ScalarType? dtype=None, ...) -> Tensor
-@rule(aten.scalar_tensor.default)
-def scalar_tensor(s: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    return full([], s, dtype or torch.get_default_dtype())
-
-
-# zeros_like(Tensor self, *, ...) -> Tensor
-@rule(aten.zeros_like.default)
-def zeros_like(self: Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    return full_like(self, 0, dtype)
-
-
-# ones_like(Tensor self, *, ...) -> Tensor
-@rule(aten.ones_like.default)
-def ones_like(self: Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    return full_like(self, 1, dtype)
-
-
-# iota(SymInt length, *, SymInt start, SymInt step, ScalarType dtype, ...) -> Tensor
-@rule(prims.iota.default)
-def iota(length: Any, start: Any, step: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
-    return Tensor((Index.of(length),), dtype, lambda index: cast(from_index(Index.of(start) + index[0] * step), dtype))

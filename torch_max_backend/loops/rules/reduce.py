@@ -10,6 +10,7 @@ import torch
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.loops.expr import Scalar, cast, constant, from_index, op, rounded, select
 from torch_max_backend.loops.index import Index, product
+from torch_max_backend.loops.rules.pointwise import to_copy
 from torch_max_backend.loops.rules.registry import aten, prims, rule
 from torch_max_backend.loops.rules.views import reshaped, unsqueeze
 from torch_max_backend.loops.tensor import Shape, Tensor, computed_in, converted, define, pointwise, reduce
@@ -311,15 +312,28 @@ def logsumexp(self: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
 
 # -- softmax -----------------------------------------------------------------------------------------------------------
 # _softmax(Tensor self, int dim, bool half_to_float) -> Tensor
-@rule(aten._softmax.default, aten._safe_softmax.default)
-def softmax(self: Tensor, dim: int, half_to_float: Any = False) -> Tensor:
-    result = half_to_float if isinstance(half_to_float, torch.dtype) else self.dtype
-    result = torch.float32 if half_to_float is True else result
+@rule(aten._softmax.default)
+def softmax(self: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    return _softmax_of(self, dim, torch.float32 if half_to_float else self.dtype)
+
+
+def _softmax_of(self: Tensor, dim: int, result: torch.dtype) -> Tensor:
     compute = computed_in(result)
     top = over("maximum", self, dim, True, compute=compute)
     power = pointwise(lambda x, m: op("exp", x - m), self, top, dtype=compute, compute=compute)
     total = over("sum", power, dim, True, compute=compute)
     return pointwise(lambda e, s: e / s, power, total, dtype=result, compute=compute)
+
+
+# _safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor
+@rule(aten._safe_softmax.default)
+def safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    x = self if dtype in (None, self.dtype) else to_copy(self, dtype)
+    top = over("maximum", x, dim, True, compute=computed_in(x.dtype))
+    return pointwise(
+        lambda y, m: select(m.equals(float("-inf")), constant(0, y.dtype), y), _softmax_of(x, dim, x.dtype), top,
+        dtype=x.dtype, compute=top.dtype,
+    )  # fmt: skip
 
 
 # _log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor

@@ -46,6 +46,11 @@ def add_rule(function: Rule, *overloads: OpOverload) -> None:
         _rules[overload] = function
 
 
+def same_as(overload: OpOverload, *others: OpOverload) -> None:
+    """Register the rule that an overload has for others, which take the same arguments."""
+    add_rule(_rules[overload], *others)
+
+
 def rules() -> dict[OpOverload, Rule]:
     """Every rule by its overload. The modules of this folder are imported when it is first asked for."""
     global _loaded
@@ -58,4 +63,4 @@ def rules() -> dict[OpOverload, Rule]:
     return _rules
 
 
-__all__ = ["Tensor", "add_rule", "aten", "prims", "rule", "rules"]
+__all__ = ["Tensor", "add_rule", "aten", "prims", "rule", "rules", "same_as"]

@@ -274,6 +274,8 @@ def repeat(self: Tensor, repeats: Sequence[Size]) -> Tensor:
     missing = len(repeats) - self.rank
     sizes = [Index.of(1)] * missing + list(self.shape)
     shape = [s * r for s, r in zip(sizes, repeats, strict=True)]
+    if any(s == 0 for s in self.shape):
+        return Tensor(tuple(shape), self.dtype, lambda index: constant(0, self.dtype))
     return mapped(self, shape, lambda i: [i[missing + d] % self.shape[d] for d in range(self.rank)])
 
 

@@ -1,4 +1,4 @@
-"""Vectors, memory, threads over the compiler's own operations; std_based/vectors has the same names over Mojo's library."""
+"""Vectors, memory, threads over the compiler's own operations; std_based/vectors has the same names."""
 from .types import *
 from .arithmetic import *
 from .reductions import *

@@ -170,5 +170,7 @@ def libm[name: StaticString, d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Ve
 @always_inline("nodebug")
 def is_nan[d: DType, w: Int](x: Vec[d, w]) -> Vec[boolean, w]:
     return __mlir_op.`pop.call_llvm_intrinsic`[
-        intrin=__mlir_attr.`"llvm.is.fpclass" : !kgen.string`, hasSideEffects=__mlir_attr.`false`, _type=Vec[boolean, w].T
+        intrin=__mlir_attr.`"llvm.is.fpclass" : !kgen.string`,
+        hasSideEffects=__mlir_attr.`false`,
+        _type=Vec[boolean, w].T,
     ](x.v, const[i32, 1](3).v)

@@ -142,7 +142,9 @@ def load_at[w: Int, d: DType](p: Ptr[d], offsets: Vec[i64, w]) -> Vec[d, w]:
 
 
 @always_inline("nodebug")
-def gather_from[more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int](p: Ptr[d], offsets: Vec[i64, w], r: Vec[d, w]) -> Vec[d, w]:
+def gather_from[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], offsets: Vec[i64, w], r: Vec[d, w]) -> Vec[d, w]:
     comptime if more:
         var x = with_lane(r, k, load[1](p, to_int(lane_at(offsets, k))))
         return gather_from[(k + 1 < w).__mlir_bool__(), k + 1](p, offsets, x)
@@ -156,7 +158,9 @@ def store_at[d: DType, w: Int](p: Ptr[d], offsets: Vec[i64, w], x: Vec[d, w]):
 
 
 @always_inline("nodebug")
-def scatter_from[more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int](p: Ptr[d], offsets: Vec[i64, w], x: Vec[d, w]):
+def scatter_from[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], offsets: Vec[i64, w], x: Vec[d, w]):
     comptime if more:
         store(p, to_int(lane_at(offsets, k)), lane_at(x, k))
         scatter_from[(k + 1 < w).__mlir_bool__(), k + 1](p, offsets, x)
@@ -168,7 +172,9 @@ def load_strided[w: Int, d: DType](p: Ptr[d], i: Int, step: Int) -> Vec[d, w]:
 
 
 @always_inline("nodebug")
-def strided_from[more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int](p: Ptr[d], i: Int, step: Int, r: Vec[d, w]) -> Vec[d, w]:
+def strided_from[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], i: Int, step: Int, r: Vec[d, w]) -> Vec[d, w]:
     comptime if more:
         return strided_from[(k + 1 < w).__mlir_bool__(), k + 1](p, i + step, step, with_lane(r, k, load[1](p, i)))
     else:
@@ -181,7 +187,9 @@ def store_strided[d: DType, w: Int](p: Ptr[d], i: Int, step: Int, x: Vec[d, w]):
 
 
 @always_inline("nodebug")
-def strided_to[more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int](p: Ptr[d], i: Int, step: Int, x: Vec[d, w]):
+def strided_to[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], i: Int, step: Int, x: Vec[d, w]):
     comptime if more:
         store(p, i, lane_at(x, k))
         strided_to[(k + 1 < w).__mlir_bool__(), k + 1](p, i + step, step, x)

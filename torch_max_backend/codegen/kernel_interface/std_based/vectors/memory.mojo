@@ -1,0 +1,102 @@
+"""Tensors in memory and the table of a kernel's arguments. A boolean is a byte, 0 or 1."""
+from .types import *
+from .arithmetic import *
+from std.memory import Pointer
+from std.atomic import Atomic
+
+
+struct Ptr[d: DType](TrivialRegisterPassable):
+    """An address: a struct may not hold a pointer without an origin."""
+
+    var address: Int
+
+    @always_inline("nodebug")
+    def __init__(out self, address: Int):
+        self.address = address
+
+    @always_inline("nodebug")
+    def at[e: DType](self, i: Int) -> Pointer[Scalar[e], MutUntrackedOrigin]:
+        return Pointer[Scalar[e], MutUntrackedOrigin](unsafe_from_address=self.address).unsafe_offset(i)
+
+
+struct Table(TrivialRegisterPassable):
+    """The argument of a kernel: words of 64 bits."""
+
+    var words: Ptr[i64]
+
+    @always_inline("nodebug")
+    def pointer[d: DType](self, k: Int) -> Ptr[d]:
+        return Ptr[d](self.int(k))
+
+    @always_inline("nodebug")
+    def int(self, k: Int) -> Int:
+        return to_int(load[1](self.words, k))
+
+    @always_inline("nodebug")
+    def f64(self, k: Int) -> Vec[f64, 1]:
+        return bitcast[f64](load[1](self.words, k))
+
+
+@always_inline("nodebug")
+def load[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
+    comptime if d == boolean:
+        return p.at[u8](i).unsafe_load[width=w, alignment=1]().ne(0).cast[d]()
+    else:
+        return p.at[d](i).unsafe_load[width=w, alignment=1]()
+
+
+@always_inline("nodebug")
+def store[d: DType, w: Int](p: Ptr[d], i: Int, x: Vec[d, w]):
+    comptime if d == boolean:
+        p.at[u8](i).unsafe_store[alignment=1](x.v.cast[u8]())
+    else:
+        p.at[d](i).unsafe_store[alignment=1](x.v)
+
+
+@always_inline("nodebug")
+def load_masked[w: Int, d: DType](p: Ptr[d], i: Int, count: Int, other: Vec[d, w]) -> Vec[d, w]:
+    """The first `count` lanes from memory, the others from `other`."""
+    var r = other
+    for k in range(min(count, w)):
+        r.v[k] = load[1](p, i + k).v[0]
+    return r
+
+
+@always_inline("nodebug")
+def store_masked[d: DType, w: Int](p: Ptr[d], i: Int, count: Int, x: Vec[d, w]):
+    """The first `count` lanes to memory."""
+    for k in range(min(count, w)):
+        store(p, i + k, lane_at(x, k))
+
+
+@always_inline("nodebug")
+def load_at[w: Int, d: DType](p: Ptr[d], offsets: Vec[i64, w]) -> Vec[d, w]:
+    var r = const[d, w](0)
+    for k in range(w):
+        r.v[k] = load[1](p, Int(offsets.v[k])).v[0]
+    return r
+
+
+@always_inline("nodebug")
+def store_at[d: DType, w: Int](p: Ptr[d], offsets: Vec[i64, w], x: Vec[d, w]):
+    for k in range(w):
+        store(p, Int(offsets.v[k]), lane_at(x, k))
+
+
+@always_inline("nodebug")
+def load_strided[w: Int, d: DType](p: Ptr[d], i: Int, step: Int) -> Vec[d, w]:
+    var r = const[d, w](0)
+    for k in range(w):
+        r.v[k] = load[1](p, i + k * step).v[0]
+    return r
+
+
+@always_inline("nodebug")
+def store_strided[d: DType, w: Int](p: Ptr[d], i: Int, step: Int, x: Vec[d, w]):
+    for k in range(w):
+        store(p, i + k * step, lane_at(x, k))
+
+
+@always_inline("nodebug")
+def atomic_add[d: DType](p: Ptr[d], i: Int, x: Vec[d, 1]):
+    _ = Atomic[Scalar[d]].fetch_add(p.at[d](i), x.v[0])

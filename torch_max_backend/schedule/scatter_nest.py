@@ -1,0 +1,72 @@
+"""Loop nests of scatters: the tensor that is scattered into, and then the updates, in order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from torch_max_backend.loops.expr import Load, Scalar, rewrite
+from torch_max_backend.loops.index import Index, Var, least
+from torch_max_backend.loops.program import Definition, Scatter
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
+from torch_max_backend.schedule.nest import LANES, Nest, StageNest, Statement, merged, nest, substituted
+
+PARTS = 16
+"""Parts of a row that threads share."""
+
+
+def scatter_nests(d: Definition, layouts: Mapping[str, Layout]) -> list[Nest]:
+    """Two nests in the same memory.
+
+    Before: ``t0[i:8, j:4] = x[i, j], then sum at [[n[k]], c] over k:9, c:4 of y[k, c]``. After: a kernel over i and j
+    that copies x, and one over c, in each thread for k in order, that adds to ``t0[[n[k]], c]``.
+    """
+    assert isinstance(d.how, Scatter)
+    plain = dataclasses.replace(d, how=None)
+    first = nest(Kernel(tuple(v for v in d.variables if v.size != 1), [Stage((), [plain])]), layouts, frozenset())
+    return [first, _updates(d, d.how, layouts)]
+
+
+def _updates(d: Definition, how: Scatter, layouts: Mapping[str, Layout]) -> Nest:
+    """Threads share the variables that are an index of the target themselves: no two of them write the same element."""
+    done: dict[Scalar, Scalar] = {}
+
+    def load(x: Load) -> Load:
+        return Load(x.source, (layouts[x.source].address(x.index),), x.dtype)
+
+    def again(x: Scalar) -> Scalar:
+        return rewrite(x, {}, load, done)
+
+    target = tuple(t.substitute({}, again) for t in how.target)
+    address = layouts[d.name].address(target)
+    statement = Statement(d.name, d.dtype, again(how.source), address, where=d.where, how=how)
+    loops = [v for v in how.variables if v.size != 1]
+    own = [v for v in loops if any(_is(t, v) for t in how.target)]
+    shared = tuple(sorted(own, key=lambda v: -address.coefficient(v)))
+    ordered = tuple(v for v in loops if v not in own)
+    return _with_rows_inside(merged(Nest(shared, (StageNest(ordered, (), (statement,)),))))
+
+
+def _is(index: Index, v: Var) -> bool:
+    """Whether an index is the variable, apart from a constant: different values are different places."""
+    return len(index.terms) == 1 and index.terms[0][0] == v
+
+
+def _with_rows_inside(n: Nest) -> Nest:
+    """The variable along which the tensor's elements are neighbours, cut in parts for the threads, runs innermost."""
+    (stage,) = n.stages
+    address = stage.statements[0].address
+    v = next((v for v in n.outer if address is not None and address.coefficient(v) == 1), None)
+    if v is None or not isinstance(v.size, int):
+        return n
+    others = tuple(w for w in n.outer if w != v)
+    parts = max(1, min(-(-PARTS // max(1, cost.count(others))), v.size // (4 * LANES)))
+    chunk = -(-v.size // (parts * LANES)) * LANES
+    if chunk >= v.size:
+        return Nest(others, (dataclasses.replace(stage, free=(*stage.free, v), vector=v),))
+    p = Var(f"{v.name}p", -(-v.size // chunk))
+    left = least(Index.of(chunk), v.size - Index.of(p) * chunk)
+    q = Var(f"{v.name}q", left.constant if left.is_constant else left)
+    statements = substituted(stage.statements, {v: Index.of(p) * chunk + q})
+    return Nest((*others, p), (StageNest((*stage.free, q), (), statements, q),))
