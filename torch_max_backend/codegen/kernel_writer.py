@@ -696,8 +696,21 @@ class _KernelWriter:
             return "(" + " * ".join(self._atom(f) for f in atom.factors) + ")"
         if isinstance(atom, Least):
             return f"imin({self._index(atom.left)}, {self._index(atom.right)})"
+        assert isinstance(atom, Div | Mod)
+        return self._division(atom)
+
+    def _division(self, atom: Div | Mod) -> str:
+        """``Int``'s own division is one of unsigned numbers. A dividend that may be negative is made positive first."""
+        dividend, divisor, low = atom.dividend, atom.divisor, atom.dividend.bounds[0]
         sign = "//" if isinstance(atom, Div) else "%"
-        return f"(({self._index(atom.dividend)}) {sign} ({self._index(atom.divisor)}))"
+        if low >= 0:
+            return f"(({self._index(dividend)}) {sign} ({self._index(divisor)}))"
+        if divisor.is_constant and math.isfinite(low):
+            times = math.ceil(-low / divisor.constant)
+            text = f"(({self._index(dividend + times * divisor.constant)}) {sign} {divisor.constant})"
+            return f"({text} - {times})" if isinstance(atom, Div) else text
+        name = "floor_div" if isinstance(atom, Div) else "remainder"
+        return f"to_int({name}(from_int[i64, 1]({self._index(dividend)}), from_int[i64, 1]({self._index(divisor)})))"
 
     def _from_index(self, index: Index) -> tuple[str, int]:
         step = self._step(index)
