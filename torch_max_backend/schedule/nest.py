@@ -316,13 +316,18 @@ def _with_vectors(n: Nest) -> Nest:
         choices = [(_gain(v, s.statements), v) for v in s.inner if _can_run_in_vectors(v, (s,), _around(v, s, n))]
         inner.append(max(choices, key=lambda x: x[0], default=(0.0, None)))
     total = sum(max(0.0, g) * _share(n, s) for (g, _), s in zip(inner, n.stages, strict=True))
-    if best_outer[1] is not None and best_outer[0] > total:
+    if best_outer[1] is not None and (best_outer[0] > total or _waits(n)):
         return dataclasses.replace(n, vector=best_outer[1])
     stages = []
     for (g, v), s in zip(inner, n.stages, strict=True):
         v = v if g > 0 else None
         stages.append(dataclasses.replace(s, vector=v, free=_last(s.free, v), reduced=_last(s.reduced, v)))
     return dataclasses.replace(n, stages=tuple(stages))
+
+
+def _waits(n: Nest) -> bool:
+    """Whether a step of a scan takes so long that several lines at once pay, whatever their distance in memory."""
+    return any(isinstance(s.how, Scan) and s.combiner == "log_sum_exp" for stage in n.stages for s in stage.statements)
 
 
 def _around(v: Var, s: StageNest, n: Nest) -> frozenset[Var] | None:
