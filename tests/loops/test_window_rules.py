@@ -107,6 +107,11 @@ ROWS = [
     Row("pixel_unshuffle", _pool(F.pixel_unshuffle, 2), (2, 3, 6, 38)),
     Row("channel_shuffle", _pool(F.channel_shuffle, 2), (2, 8, 5, 19)),
     Row("relu and sums about a pool", lambda x: F.max_pool2d(F.relu(x), 3, 2, 1).sum((2, 3)) + x.mean((2, 3))),
+    Row(
+        "bilinear, and what its gradient is summed to",
+        lambda x: F.interpolate(x * x.sum((0, 2, 3), True), scale_factor=2, mode="bilinear"),
+        (1, 24, 12, 9),
+    ),
     Row("triangles", lambda x: x.tril(3) + x.triu(-2) * 2, (2, 3, 33, 40)),
     Row("joined and rolled", lambda x: torch.roll(torch.cat((x, x * 2, x[..., :5]), -1), (3, -2), (2, 3))),
 ]

@@ -139,7 +139,7 @@ def _merged(n: Nest) -> Nest:
         for stage in n.stages:
             pair = _mergeable(stage.free, stage.statements, n) or _mergeable(stage.reduced, stage.statements, n)
             if pair is not None:
-                n = _merge(n, *pair)
+                n = _merge(n, *pair, only=stage)  # another stage may have loops of the same names
                 break
         else:
             return n
@@ -167,7 +167,7 @@ def _runs_on(index: Index, a: Var, b: Var) -> bool:
     return index.coefficient(a) == index.coefficient(b) * b.size  # type: ignore[operator]
 
 
-def _merge(n: Nest, a: Var, b: Var) -> Nest:
+def _merge(n: Nest, a: Var, b: Var, only: StageNest | None = None) -> Nest:
     one = Var(b.name + "m", a.size * b.size)  # type: ignore[operator]
     values = {a: Index.of(0), b: Index.of(one)}
 
@@ -178,6 +178,8 @@ def _merge(n: Nest, a: Var, b: Var) -> Nest:
         dataclasses.replace(
             s, free=loops(s.free), reduced=loops(s.reduced), statements=substituted(s.statements, values)
         )
+        if only is None or s is only
+        else s
         for s in n.stages
     )
     return Nest(loops(n.outer), stages)
