@@ -239,13 +239,13 @@ def _step(index: Index, v: Var) -> int | None:
         if atom == v:
             step += k
         elif isinstance(atom, Least):
-            sides = _step(atom.left, v), _step(atom.right, v)
-            if sides[0] is None or sides[1] is None:
+            left, right = _step(atom.left, v), _step(atom.right, v)
+            if left is None or right is None:
                 return None
-            step += k * max(sides, key=abs)  # type: ignore[arg-type]
-        elif v in Index(0, ((atom, 1),)).atoms or (isinstance(atom, Computed) and v in variables(atom.value)):
-            return None
-        elif any(v in variables(a.value) for a in Index(0, ((atom, 1),)).atoms if isinstance(a, Computed)):
+            step += k * max(left, right, key=abs)
+        elif v in Index(0, ((atom, 1),)).atoms or any(
+            v in variables(a.value) for a in Index(0, ((atom, 1),)).atoms if isinstance(a, Computed)
+        ):
             return None
     return step
 
