@@ -152,7 +152,7 @@ def merged(n: Nest) -> Nest:
         for stage in n.stages:
             pair = _mergeable(stage.free, stage.statements, n) or _mergeable(stage.reduced, stage.statements, n)
             if pair is not None:
-                n = _merge(n, *pair)
+                n = _merge(n, *pair, only=stage)  # another stage may have loops of the same names
                 break
         else:
             return n
@@ -183,7 +183,7 @@ def _runs_on(index: Index, a: Var, b: Var) -> bool:
     return index.coefficient(a) == index.coefficient(b) * b.size
 
 
-def _merge(n: Nest, a: Var, b: Var) -> Nest:
+def _merge(n: Nest, a: Var, b: Var, only: StageNest | None = None) -> Nest:
     one = Var(b.name + "m", a.size * b.size)
     values = {a: Index.of(0), b: Index.of(one)}
 
@@ -194,6 +194,8 @@ def _merge(n: Nest, a: Var, b: Var) -> Nest:
         dataclasses.replace(
             s, free=loops(s.free), reduced=loops(s.reduced), statements=substituted(s.statements, values)
         )
+        if only is None or s is only
+        else s
         for s in n.stages
     )
     return Nest(loops(n.outer), stages)
@@ -259,10 +261,8 @@ def _step(index: Index, v: Var) -> int | None:
             if left is None or right is None:
                 return None
             step += k * max(left, right, key=abs)
-        elif (
-            v in Index(0, ((atom, 1),)).atoms
-            or (isinstance(atom, Computed) and v in variables(atom.value))
-            or any(v in variables(a.value) for a in Index(0, ((atom, 1),)).atoms if isinstance(a, Computed))
+        elif v in Index(0, ((atom, 1),)).atoms or any(
+            v in variables(a.value) for a in Index(0, ((atom, 1),)).atoms if isinstance(a, Computed)
         ):
             return None
     return step

@@ -134,7 +134,8 @@ def _cubic(a: Axis, o: Index) -> list[Tap]:
 @functools.lru_cache(maxsize=256)
 def _reach(a: Axis) -> tuple[Callable[[Index], Index], int]:
     n, m = a.inputs, a.outputs
-    parts = [[x] for x in _places(a)] if a.mode in ("nearest", "exact") else [_touched(a, o) for o in range(m)]
+    is_nearest = a.mode in ("nearest", "exact")
+    parts = [[x] for x in _places(a)] if is_nearest else [_touched(a, o) for o in range(m)]
     first, last = [m] * n, [-1] * n
     for o, inputs in enumerate(parts):
         for i in inputs:
@@ -205,7 +206,8 @@ def _gradient(grad: Tensor, shape: Shape, axes: Sequence[Axis]) -> Tensor:
 
     def at(index: Shape, place: Shape) -> Scalar:
         zero = constant(0, inner)
-        outputs, conditions, weight = [], [], constant(1, inner)
+        outputs, conditions = [], []
+        weight: Scalar = constant(1, inner)
         for a, (start, _), i, k in zip(axes, reaches, index[first:], place, strict=True):
             o = start(i) + k
             outputs.append(o)
@@ -216,7 +218,7 @@ def _gradient(grad: Tensor, shape: Shape, axes: Sequence[Axis]) -> Tensor:
                     [compare_index("eq", tap, i)], constant(1, inner) if w is None else cast(w, inner), zero
                 )
                 total = here if total == zero else total + here
-            weight = total if weight == constant(1, inner) else weight * total  # type: ignore[assignment]
+            weight = total if weight == constant(1, inner) else weight * total
         value = cast(grad.at((*index[:first], *outputs)), inner) * weight
         return where_all(conditions, value, zero)
 
