@@ -12,7 +12,7 @@ from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.rules.reduce import as_number, moments, over
 from torch_max_backend.loops.rules.registry import aten, rule
 from torch_max_backend.loops.rules.views import reshaped
-from torch_max_backend.loops.tensor import Tensor, computed_in, define, pointwise
+from torch_max_backend.loops.tensor import Tensor, builder, computed_in, converted, define, pointwise
 
 
 def _inverse(variance: Tensor, eps: float) -> Tensor:
@@ -44,7 +44,11 @@ def native_layer_norm(
     dims = list(range(input.rank - len(normalized_shape), input.rank))
     mean, variance = moments(input, dims, 0, compute)
     inverse = _inverse(variance, eps)
-    return _applied(input, mean, inverse, weight, bias, input.dtype), mean, inverse
+    y, (_, *promised) = _applied(input, mean, inverse, weight, bias, input.dtype), builder().promise
+    statistics = (
+        x if x.dtype is p.dtype else converted(x, p.dtype) for x, p in zip((mean, inverse), promised, strict=True)
+    )
+    return y, *statistics
 
 
 # native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,
@@ -114,8 +118,8 @@ def native_group_norm(
     return reshaped(y, input.shape), statistics[0], statistics[1]
 
 
-# native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C,
-#     SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)
+# native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N,
+#     SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)
 @rule(aten.native_group_norm_backward.default)
 def native_group_norm_backward(
     grad_out: Tensor,
