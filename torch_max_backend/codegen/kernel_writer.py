@@ -575,18 +575,20 @@ class _KernelWriter:
     def _hoist(self, stage: StageNest) -> None:
         """Compute here what the loops inside do not change. A load inside them might follow a store to its address."""
         own = {s.name for s in stage.statements}
+        seen: set[Scalar] = set()
         for s in stage.statements:
             for x in s.expressions:
-                self._hoisted(x, own)
+                self._hoisted(x, own, seen)
 
-    def _hoisted(self, x: Scalar, own: set[str]) -> None:
-        if isinstance(x, Const) or self._known(x) is not None:
+    def _hoisted(self, x: Scalar, own: set[str], seen: set[Scalar]) -> None:
+        if x in seen or isinstance(x, Const) or self._known(x) is not None:
             return
+        seen.add(x)
         if variables(x) <= self.place.keys() and not any(isinstance(y, Load) and y.source in own for y in walk(x)):
             self._scalar(x)
             return
         for y in x.operands if not isinstance(x, Guarded) else (x.condition,):
-            self._hoisted(y, own)
+            self._hoisted(y, own, seen)
 
     # -- scalars -----------------------------------------------------------------------------------------------
     def _known(self, x: Scalar) -> tuple[str, int] | None:

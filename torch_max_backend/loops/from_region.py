@@ -56,11 +56,12 @@ class _FromRegion:
             self.env[node] = self._node(node)
         leaving: set[str] = set(program.inputs)
         for port in self.region.outputs:
-            name = self._own(self.env[port.node], leaving)
+            x = self.env[port.node]
+            name = self._own(x, leaving, dense_strides(x.shape, port.order))
             leaving.add(name)
             program.outputs.append((name, port.order))
         for target, source in self.region.stores:
-            stored = self._own(self.env[source], leaving)
+            stored = self._own(self.env[source], leaving, self._stored_strides(target, source))
             leaving.add(stored)
             program.stores.append((_source_of(self.env[target]), stored))
         return without_dead_definitions(program)
@@ -73,12 +74,33 @@ class _FromRegion:
         self.memory[name] = sizes, strides
         return named(name, sizes, value.dtype)
 
-    def _own(self, x: Tensor, taken: set[str]) -> str:
-        """The name of a definition or call result that is exactly ``x`` and that nobody else returns."""
+    def _own(self, x: Tensor, taken: set[str], strides: Shape) -> str:
+        """The name of a definition that is exactly ``x``, that nobody else returns, and that may lie in these strides.
+
+        A library that reads it has been told its strides already.
+        """
         name = _source_of(x)
-        if name and name not in taken and self._is_whole(x, name):
+        free = name not in self.memory or self.memory[name][1] == strides
+        if name and name not in taken and free and self._is_whole(x, name):
             return name
         return _source_of(define(x.shape, x.dtype, x.at))
+
+    def _stored_strides(self, target: fx.Node, source: fx.Node) -> Shape:
+        """The strides of what is written into an input: the input's, if the sizes are the same."""
+        given, x = self.builder.program.inputs[_source_of(self.env[target])], self.env[source]
+        return given.strides if given.sizes == x.shape else dense_strides(x.shape)
+
+    def _leaving_strides(self, d: Definition) -> Shape:
+        """The strides with which a definition will leave, as far as that is known when a library reads it."""
+        for port in self.region.outputs:
+            x = self.env.get(port.node)
+            if isinstance(x, Tensor) and _source_of(x) == d.name and self._is_whole(x, d.name):
+                return dense_strides(d.sizes, port.order)
+        for target, source in self.region.stores:
+            x = self.env.get(source)
+            if isinstance(x, Tensor) and _source_of(x) == d.name and self._is_whole(x, d.name):
+                return self._stored_strides(target, source)
+        return dense_strides(d.sizes)
 
     def _is_whole(self, x: Tensor, name: str) -> bool:
         variables = tuple(Var(f"d{k}", s.constant) for k, s in enumerate(x.shape))
@@ -211,7 +233,7 @@ class _FromRegion:
             return None
         if load.source not in self.memory:
             step = next(s for s in self.builder.program.steps if isinstance(s, Definition) and s.name == load.source)
-            self.memory[load.source] = step.sizes, contiguous_strides(step.sizes)
+            self.memory[load.source] = step.sizes, self._leaving_strides(step)
         _, strides = self.memory[load.source]
         address = Index.of(0)
         for i, stride in zip(load.index, strides, strict=True):
@@ -247,13 +269,13 @@ class _NoRule(Exception):
     """A rule leaves its node to a library call or a decomposition."""
 
 
-def contiguous_strides(sizes: Shape) -> Shape:
-    """The strides of a contiguous tensor, in elements."""
-    strides, step = [], Index.of(1)
-    for size in reversed(sizes):
-        strides.append(step)
-        step = step * (size if size != 0 else 1)
-    return tuple(reversed(strides))
+def dense_strides(sizes: Shape, order: Sequence[int] | None = None) -> Shape:
+    """The strides of a tensor without gaps, in elements; ``order`` has its dimensions as memory has them."""
+    strides, step = [Index.of(1)] * len(sizes), Index.of(1)
+    for d in reversed(range(len(sizes)) if order is None else order):
+        strides[d] = step
+        step = step * (sizes[d] if sizes[d] != 0 else 1)
+    return tuple(strides)
 
 
 def _source_of(x: Tensor) -> str:

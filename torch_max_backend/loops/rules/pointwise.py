@@ -208,8 +208,6 @@ _register(
         aten.__lshift__.Tensor: _op("shift_left"),
         aten.__rshift__.Scalar: _op("shift_right"),
         aten.__rshift__.Tensor: _op("shift_right"),
-        aten.clamp_min.default: lambda x, low: clamp_to(x, low, None),
-        aten.clamp_max.default: lambda x, high: clamp_to(x, None, high),
         aten.clamp_min.Tensor: lambda x, low: clamp_to(x, low, None),
         aten.clamp_max.Tensor: lambda x, high: clamp_to(x, None, high),
     },
@@ -355,6 +353,7 @@ def masked_fill(self: Tensor, mask: Tensor, value: Operand) -> Tensor:
 # clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor
 @rule(aten.clamp.default, aten.clamp.Tensor)
 def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+    min, max = _limit(min, self.dtype), _limit(max, self.dtype)
     if min is not None and max is not None:
         return pointwise(clamp_to, self, min, max)
     if min is not None:
@@ -362,10 +361,32 @@ def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) 
     return pointwise(lambda x, high: clamp_to(x, None, high), self, max)  # type: ignore[arg-type]
 
 
+def _limit(x: Operand | None, dtype: torch.dtype) -> Operand | None:
+    """A whole number that others are clamped to, moved into the range of their dtype: as an operand it would wrap."""
+    if not isinstance(x, int) or isinstance(x, bool) or dtype.is_floating_point or dtype is torch.bool:
+        return x
+    info = torch.iinfo(dtype)
+    return sorted((info.min, x, info.max))[1]
+
+
+# clamp_min(Tensor self, Scalar min) -> Tensor
+@rule(aten.clamp_min.default)
+def clamp_min(self: Tensor, min: float) -> Tensor:
+    return clamp(self, min)
+
+
+# clamp_max(Tensor self, Scalar max) -> Tensor
+@rule(aten.clamp_max.default)
+def clamp_max(self: Tensor, max: float) -> Tensor:
+    return clamp(self, None, max)
+
+
 # hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor
 @rule(aten.hardtanh.default)
 def hardtanh(self: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:
-    return pointwise(lambda x: clamp_to(x, min_val, max_val), self)
+    if self.dtype.is_floating_point:
+        return clamp(self, min_val, max_val)
+    return clamp(self, int(min_val), int(max_val))
 
 
 # addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor
