@@ -56,13 +56,15 @@ class _FromRegion:
             self.env[node] = self._node(node)
         leaving: set[str] = set(program.inputs)
         for port in self.region.outputs:
-            name = self._own(self.env[port.node], leaving)
+            x = self.env[port.node]
+            name = self._own(x, leaving, dense_strides(x.shape, port.order))
             leaving.add(name)
             program.outputs.append((name, port.order))
         for target, source in self.region.stores:
-            stored = self._own(self.env[source], leaving)
+            name = _source_of(self.env[target])
+            stored = self._own(self.env[source], leaving, program.inputs[name].strides)
             leaving.add(stored)
-            program.stores.append((_source_of(self.env[target]), stored))
+            program.stores.append((name, stored))
         return without_dead_definitions(program)
 
     def _input(self, name: str, value: torch.Tensor) -> Tensor:
@@ -73,10 +75,14 @@ class _FromRegion:
         self.memory[name] = sizes, strides
         return named(name, sizes, value.dtype)
 
-    def _own(self, x: Tensor, taken: set[str]) -> str:
-        """The name of a definition or call result that is exactly ``x`` and that nobody else returns."""
+    def _own(self, x: Tensor, taken: set[str], strides: Shape) -> str:
+        """The name of a definition that is exactly ``x``, that nobody else returns, and that may have these strides.
+
+        A library knows the strides of what it reads already.
+        """
         name = _source_of(x)
-        if name and name not in taken and self._is_whole(x, name):
+        fixed = self.memory[name][1] if name in self.memory else strides
+        if name and name not in taken and fixed == strides and self._is_whole(x, name):
             return name
         return _source_of(define(x.shape, x.dtype, x.at))
 
@@ -249,11 +255,16 @@ class _NoRule(Exception):
 
 def contiguous_strides(sizes: Shape) -> Shape:
     """The strides of a contiguous tensor, in elements."""
-    strides, step = [], Index.of(1)
-    for size in reversed(sizes):
-        strides.append(step)
-        step = step * (size if size != 0 else 1)
-    return tuple(reversed(strides))
+    return dense_strides(sizes, range(len(sizes)))
+
+
+def dense_strides(sizes: Shape, order: Sequence[int]) -> Shape:
+    """The strides of a tensor without gaps whose dimensions lie in memory in this order, the last one fastest."""
+    strides, step = [Index.of(1)] * len(sizes), Index.of(1)
+    for d in reversed(order):
+        strides[d] = step
+        step = step * (sizes[d] if sizes[d] != 0 else 1)
+    return tuple(strides)
 
 
 def _source_of(x: Tensor) -> str:
