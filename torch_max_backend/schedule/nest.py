@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
-from torch_max_backend.loops.index import Computed, Index, Replaced, Var, least
+from torch_max_backend.loops.index import Computed, Index, Least, Replaced, Var, least
 from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
@@ -241,13 +241,29 @@ def _gain(v: Var, statements: tuple[Statement, ...]) -> float:
     gain = 0.0
     stores = [s.address for s in statements if s.address is not None]
     for index in [*indices(*statements), *stores]:  # gaps between stores cost more than gaps between loads
-        nonlinear = any(v in Index(0, ((a, 1),)).atoms for a, _ in index.terms if not isinstance(a, Var))
-        nonlinear = nonlinear or any(v in variables(a.value) for a in index.atoms if isinstance(a, Computed))
-        step = index.coefficient(v)
-        gain += -2 if nonlinear else 1 if step == 1 else 0.4 if step == 0 else -0.5
+        step = _step(index, v)
+        gain += -2 if step is None else 1 if step == 1 else 0.4 if step == 0 else -0.5
     size, lanes = v.size if isinstance(v.size, int) else 4096, lanes_of(v)
     filled = size / max(LANES, -(-size // lanes) * LANES)
     return gain * filled if gain > 0 else gain
+
+
+def _step(index: Index, v: Var) -> int | None:
+    """By how much an index grows with ``v`` in most of its loop, once that is cut; ``None`` where that differs."""
+    step = 0
+    for atom, k in index.terms:
+        if atom == v:
+            step += k
+        elif isinstance(atom, Least):
+            sides = _step(atom.left, v), _step(atom.right, v)
+            if sides[0] is None or sides[1] is None:
+                return None
+            step += k * max(sides, key=abs)  # type: ignore[arg-type]
+        elif v in Index(0, ((atom, 1),)).atoms or (isinstance(atom, Computed) and v in variables(atom.value)):
+            return None
+        elif any(v in variables(a.value) for a in Index(0, ((atom, 1),)).atoms if isinstance(a, Computed)):
+            return None
+    return step
 
 
 def _partitioned(n: Nest) -> Nest:
@@ -255,7 +271,8 @@ def _partitioned(n: Nest) -> Nest:
     stages: list[StageNest] = []
     for s in n.stages:
         v = s.free[-1] if s.free else None
-        if v is None or s.vector not in (None, v) or any(isinstance(x.how, Scan | Scatter) for x in s.statements):
+        kept = v is None or s.vector not in (None, v) or any(isinstance(x.how, Scan | Scatter) for x in s.statements)
+        if kept or any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
             stages.append(s)
             continue
         for part in partition(s.statements, v, {*n.outer, *s.free[:-1]}):

@@ -12,7 +12,7 @@ from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.rules.reduce import as_number, moments, over
 from torch_max_backend.loops.rules.registry import aten, rule
 from torch_max_backend.loops.rules.views import reshaped
-from torch_max_backend.loops.tensor import Tensor, computed_in, define, pointwise
+from torch_max_backend.loops.tensor import Tensor, builder, computed_in, converted, define, pointwise
 
 
 def _inverse(variance: Tensor, eps: float) -> Tensor:
@@ -44,7 +44,15 @@ def native_layer_norm(
     dims = list(range(input.rank - len(normalized_shape), input.rank))
     mean, variance = moments(input, dims, 0, compute)
     inverse = _inverse(variance, eps)
-    return _applied(input, mean, inverse, weight, bias, input.dtype), mean, inverse
+    y = _applied(input, mean, inverse, weight, bias, input.dtype)
+    return y, _kept(mean, 1), _kept(inverse, 2)
+
+
+def _kept(x: Tensor, k: int) -> Tensor:
+    """A statistic as result ``k``: its dtype depends on the device and on the other operands."""
+    promise = builder().promise
+    dtype = x.dtype if promise is None else promise[k].dtype
+    return x if dtype is x.dtype else converted(x, dtype)
 
 
 # native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,

@@ -364,7 +364,7 @@ def clamp(self: Tensor, min: Operand | None = None, max: Operand | None = None) 
 # hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor
 @rule(aten.hardtanh.default)
 def hardtanh(self: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:
-    return clamp(self, min_val, max_val)
+    return pointwise(lambda x: clamp_to(x, min_val, max_val), self)
 
 
 # addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor

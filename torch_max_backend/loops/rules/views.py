@@ -31,6 +31,8 @@ def reshaped(x: Tensor, shape: Sequence[Size]) -> Tensor:
         target = [product(x.shape) // known if s == -1 else s for s in target]
     if tuple(target) == x.shape:
         return x
+    if any(s == 0 for s in target):  # no element, whose place would be a remainder of zero
+        return Tensor(tuple(target), x.dtype, lambda index: constant(0, x.dtype))
     groups = _groups(x.shape, target)
 
     def index_map(index: Shape) -> list[Index]:

@@ -1,0 +1,286 @@
+"""Ops as generated programs: the same as eager, whatever the dtype, size, stride or alias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import torch_max_backend
+
+Row = tuple[str, Callable[..., Any], Sequence[Any]]
+
+TOLERANCES = {
+    # torch's own vector functions and these ones are each within 2 units in the last place of 2^-23
+    torch.float32: (4 * 2**-23, 1e-6),
+    torch.float64: (4 * 2**-52, 1e-14),
+    # one rounding of 16 bits: eager rounds between ops, and a program once
+    torch.float16: (2 * 2**-10, 1e-3),
+    torch.bfloat16: (2 * 2**-7, 1e-2),
+}
+"""Relative and absolute difference to eager."""
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The same numbers for the same shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + len(shape))).to(dtype)
+
+
+def integers(*shape: int, low: int = -9, high: int = 9, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """Whole numbers, the same for the same shape."""
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(7)).to(dtype)
+
+
+def check(function: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    """Compile ``function`` to programs alone, and compare results, strides and what becomes of its inputs with eager."""
+    mine, theirs = ([x.clone() if isinstance(x, torch.Tensor) else x for x in inputs] for _ in range(2))
+    mine = [_alike(x, y) for x, y in zip(mine, inputs, strict=True)]
+    theirs = [_alike(x, y) for x, y in zip(theirs, inputs, strict=True)]
+    compiled = torch.compile(
+        function, backend="max_backend", fullgraph=True, options={"fallback": "error", "executor": "auto"}
+    )
+    found, wanted = compiled(*mine), function(*theirs)
+    assert torch_max_backend.reports()[-1].stats.programs >= 1
+    compare(found, wanted)
+    compare(mine, theirs)
+
+
+def _alike(copy: Any, x: Any) -> Any:
+    """A copy in memory like ``x``: its strides, and its offset."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    storage = x.untyped_storage().clone()
+    return torch.empty((), dtype=x.dtype).set_(storage, x.storage_offset(), x.shape, x.stride())
+
+
+def compare(found: Any, wanted: Any) -> None:
+    """Values, dtypes, shapes and strides."""
+    mine, theirs = (torch.utils._pytree.tree_leaves(x) for x in (found, wanted))
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        if not isinstance(b, torch.Tensor):
+            assert a == b
+            continue
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        if b.numel() > 1:
+            assert a.stride() == b.stride()
+        rtol, atol = TOLERANCES.get(b.dtype, (0, 0))
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _nll(reduction: str, weighted: bool, ignore_index: int = -100) -> Callable[..., Any]:
+    def loss(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.nll_loss(x, target, weight if weighted else None, reduction=reduction, ignore_index=ignore_index)
+
+    return loss
+
+
+def _batch_norm(training: bool) -> Callable[..., Any]:
+    def norm(x: Any, mean: Any, variance: Any, weight: Any, bias: Any) -> Any:
+        return F.batch_norm(x, mean, variance, weight, bias, training)
+
+    return norm
+
+
+STATISTICS = [randn(3), randn(3).abs() + 0.5, randn(3), randn(3)]
+SPECIAL = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.5, -1.5, 1e-40, 3.0])
+
+ROWS: list[Row] = [
+    # losses and norms
+    *(
+        (f"nll_loss {reduction} {weighted} {ignored}", _nll(reduction, weighted, ignored), [x, target, randn(5)])
+        for reduction in ("none", "mean", "sum")
+        for weighted, ignored in ((False, -100), (True, 2))
+        for x, target in ((randn(7, 5), integers(7, low=0, high=5)),)
+    ),
+    ("nll_loss of an image", _nll("mean", True, 1), [randn(2, 5, 3, 4), integers(2, 3, 4, low=0, high=5), randn(5)]),
+    ("nll_loss of a vector", _nll("sum", False), [randn(5), torch.tensor(3), randn(5)]),
+    ("nll_loss of nothing but ignored", _nll("mean", False, 1), [randn(3, 5), torch.ones(3).long(), randn(5)]),
+    ("batch_norm in training", _batch_norm(True), [randn(4, 3, 5, 2), *STATISTICS]),
+    ("batch_norm of rows in training", _batch_norm(True), [randn(9, 3), *STATISTICS]),
+    ("batch_norm in evaluation", _batch_norm(False), [randn(4, 3, 5), *STATISTICS]),
+    ("batch_norm without statistics", lambda x: F.batch_norm(x, None, None, training=True), [randn(4, 3, 5)]),
+    (
+        "batch_norm of channels last",
+        _batch_norm(True),
+        [randn(4, 3, 5, 2).to(memory_format=torch.channels_last), *STATISTICS],
+    ),
+    ("batch_norm of bfloat16", _batch_norm(True), [randn(4, 3, 5).bfloat16(), *STATISTICS]),
+    # reductions of nothing and of one
+    *(
+        (f"{name} of {list(x.shape)}", function, [x])
+        for x in (torch.tensor(2.5), randn(1), randn(1, 1))
+        for name, function in {
+            "sum": lambda x: x.sum(),
+            "amax": lambda x: x.amax(),
+            "argmax": lambda x: x.argmax(),
+            "var": lambda x: x.var(correction=0),
+            "softmax": lambda x: x.softmax(-1),
+            "prod": lambda x: x.prod(),
+            "any": lambda x: x.any(),
+            "std_mean": lambda x: torch.std_mean(x, correction=0),
+        }.items()
+    ),
+    *(
+        (f"{name} of no element", function, [torch.zeros(3, 0)])
+        for name, function in {
+            "sum": lambda x: (x.sum(), x.sum(1), x.sum(0)),
+            "mean": lambda x: x.mean(1),
+            "prod": lambda x: x.prod(1),
+            "all": lambda x: (x.all(), x.any(1)),
+            "add": lambda x: x + 1,
+            "roll": lambda x: x.roll(1, 1),
+            "softmax": lambda x: x.softmax(1),
+            "repeat": lambda x: x.repeat(2, 3),
+            "cat": lambda x: torch.cat([x, x + 1], 1),
+        }.items()
+    ),
+    ("softmax of rows without a number", lambda x: torch.ops.aten._safe_softmax(x, -1), [torch.tensor([[-torch.inf] * 3, [0.0, 1.0, -torch.inf]])]),
+    # whole numbers
+    *(
+        (f"{name} of {dtype}", function, [integers(40, dtype=dtype), integers(40, low=1, dtype=dtype)])
+        for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8, torch.int16)
+        for name, function in {
+            "floor_divide": lambda a, b: a // b,
+            "remainder": lambda a, b: (a % b, a % 3, a % -3 if a.dtype.is_signed else a % 5),
+            "fmod": torch.fmod,
+            "trunc division": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+            "true division": lambda a, b: a / b,
+            "power": lambda a, b: (a**b, a**2, a**7, a**0),
+            "shifts": lambda a, b: (a << (b % 5), a >> (b % 5)),
+            "sum": lambda a, b: (a.sum(), a.amax(), b.prod(), a.argmin()),
+            "comparisons": lambda a, b: (a < b, a.eq(3), (a > 0) & (b > 2), a.clamp(-3, 5)),
+            "abs and sign": lambda a, b: (a.abs(), a.sign(), -a, ~a),
+            "numbers": lambda a, b: (a + 1, a * 2.5, a - True, 3 - a, torch.where(a > 0, a, 2.5)),
+        }.items()
+    ),
+    ("powers of whole numbers", lambda a, b: a**b, [torch.tensor([2, -1, -1, 1, 0, 3, -2]), torch.tensor([62, -3, -4, -9, 0, -1, 63])]),
+    ("true and false", lambda a, b: (a + b, a * b, a & b, a | b, a ^ b, ~a, a.sum(), a.to(torch.float32).mean(), a < b), [randn(9) > 0, randn(9, dtype=torch.float64) < 0]),
+    # numbers beside the ordinary
+    *(
+        (f"{name} of NaN and infinities", function, [SPECIAL])
+        for name, function in {
+            "minimum": lambda x: (torch.minimum(x, x.flip(0)), torch.fmax(x, x.flip(0)), x.clamp(-1, 1)),
+            "amax": lambda x: (x.amax(), x.argmax(), x[1:3].argmin(), x[3:].amin()),
+            "relu": lambda x: (x.relu(), F.leaky_relu(x), F.hardtanh(x), F.elu(x)),
+            "comparisons": lambda x: (x < 1, x.ne(x), x.isnan(), x.isinf(), x.isfinite(), x.signbit()),
+            "rounding": lambda x: (x.round(), x.floor(), x.ceil(), x.trunc(), x.frac()),
+            "division": lambda x: (x / 0, 1 / x, x // 2, x % 2, torch.fmod(x, 2.0), x // -1.5),
+            "exponents": lambda x: (x.exp(), x.log(), x.sqrt(), x.rsqrt(), x.sigmoid(), x.tanh(), x.log1p()),
+            "powers": lambda x: (x**2, x**0.5, x**-1, x**3.3, 2**x, x**0),
+            "signs": lambda x: (x.abs(), x.sign(), torch.copysign(torch.ones(9), x), -x, x.sgn()),
+            "truth": lambda x: (x.any(), x.all(), x.logical_not(), x.bool(), x.nan_to_num()),
+            "sums": lambda x: (x[3:].sum(), x.logsumexp(0), x[1:].cumsum(0)[:1], x.softmax(0)),
+            "closeness": lambda x: (x.isclose(x), x.isclose(x, equal_nan=True), x.isclose(x + 1e-7)),
+            "casts": lambda x: (x[3:].to(torch.int32), x.half(), x.bfloat16(), x.double(), x.bool()),
+        }.items()
+    ),
+    # strides, offsets, views
+    ("expanded", lambda x: x.expand(4, 3, 5) + 1, [randn(3, 1)]),
+    ("transposed", lambda x: (x.t() * 2, x.t().contiguous()), [randn(4, 5).t()]),
+    ("with an offset", lambda x: x * 2, [randn(10)[3:]]),
+    ("with gaps", lambda x: (x + 1, x.sum(0)), [randn(8, 6)[::2, 1::2]]),
+    ("strides of 0", lambda x: x + 1, [randn(3, 1).expand(3, 4)]),
+    ("channels last", lambda x: (x * 2, x.mean((2, 3))), [randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]),
+    ("size 1", lambda x: (x + x.transpose(0, 2), x.squeeze(), x.sum(1, keepdim=True)), [randn(1, 3, 1)]),
+    ("pixel_unshuffle of nothing", lambda x: F.pixel_unshuffle(x, 2), [torch.zeros(2, 0, 4, 6)]),
+    # what is returned
+    ("an input", lambda x: (x, x + 1), [randn(3)]),
+    ("a view of an input", lambda x: (x[1:], x.t(), x * 2), [randn(3, 3)]),
+    ("a value twice", lambda x: (lambda y: (y, y))(x + 1), [randn(3)]),
+    ("a value and its view", lambda x: (lambda y: (y, y.view(6), y[0]))(x + 1), [randn(2, 3)]),
+    ("constants", lambda x: (torch.full((2, 3), 7), torch.arange(5), torch.zeros(2), x + torch.ones(3)), [randn(3)]),
+    ("nothing computed", lambda x: (torch.zeros(2, 0), x * 1), [randn(2)]),
+    # what is written in place
+    ("add_", lambda x: x.add_(1), [randn(4)]),
+    ("add_ and a read before", lambda x: (x * 2, x.add_(1), x * 3), [randn(4)]),
+    ("copy_ of its own transpose", lambda x: x.copy_(x.t() + 1), [randn(4, 4)]),
+    ("copy_ of its own end", lambda x: x[1:].copy_(x[:-1] * 2), [randn(6)]),
+    ("copy_ between inputs", lambda x, y: (x.copy_(y), y.add_(1), x * 2), [randn(4), randn(4, dtype=torch.float64)]),
+    ("swap", lambda x, y: (lambda a: (x.copy_(y), y.copy_(a)))(x + 0), [randn(4), randn(4, 1)[:, 0] + 1]),
+    ("one value into two inputs", lambda x, y: (lambda v: (x.copy_(v), y.copy_(v), v))(x * y), [randn(4), randn(4) + 1]),
+    ("a part of a strided input", lambda x: (x[:, 1].mul_(2), x.sum()), [randn(4, 3).t()]),
+    ("fill_ with a number", lambda x: (x.fill_(3), x.sum()), [randn(4)]),
+    ("an input overwritten by a sum of it", lambda x: x.copy_((x - x.sum(0)).contiguous()), [randn(5, 4)]),
+    ("an expanded value stored", lambda x, y: x.copy_(y), [randn(4, 3), randn(3)]),
+    # 16 bits
+    *(
+        (f"{name} of {dtype}", function, [randn(6, 9).to(dtype), randn(6, 9).to(dtype) + 1])
+        for dtype in (torch.float16, torch.bfloat16)
+        for name, function in {
+            "sum": lambda a, b: (a.sum(), a.mean(0), a.var(1)),
+            "softmax": lambda a, b: (a.softmax(1), a.log_softmax(0)),
+            "layer_norm": lambda a, b: F.layer_norm(a, (9,)),
+            "comparisons": lambda a, b: (a < b, a.argmax(1), a.amax(0)),
+            "numbers": lambda a, b: (a + 1, a * 0.1, b / 3, a.float() + b),
+            "sign of zero": lambda a, b: torch.copysign(b, a * 0.0),
+        }.items()
+    ),
+    # distances
+    *(
+        (f"cdist of norm {p}", lambda a, b, p=p: torch.cdist(a, b, p, compute_mode="donot_use_mm_for_euclid_dist"), [randn(2, 3, 4), randn(2, 5, 4)])
+        for p in (0.0, 0.5, 1.0, 2.0, 3.0, float("inf"))
+    ),
+    ("addbmm", torch.addbmm, [randn(3, 5), randn(2, 3, 4), randn(2, 4, 5)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "inputs"), [r[1:] for r in ROWS], ids=[r[0] for r in ROWS])
+def test_an_op_is_a_program(function: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    check(function, inputs)
+
+
+GRADIENTS: list[Row] = [
+    ("nll_loss", _nll("mean", True, 2), [randn(7, 5), integers(7, low=0, high=5), randn(5)]),
+    ("nll_loss of each", _nll("none", False), [randn(7, 5), integers(7, low=0, high=5), randn(5)]),
+    ("nll_loss of an image", _nll("sum", True), [randn(2, 5, 3), integers(2, 3, low=0, high=5), randn(5)]),
+    ("cross_entropy", F.cross_entropy, [randn(7, 5), integers(7, low=0, high=5)]),
+    ("batch_norm", lambda x, w, b: F.batch_norm(x, None, None, w, b, True), [randn(4, 3, 5), randn(3), randn(3)]),
+    (
+        "batch_norm in evaluation",
+        lambda x, w, b: F.batch_norm(x, STATISTICS[0], STATISTICS[1], w, b),
+        [randn(4, 3, 5), randn(3), randn(3)],
+    ),
+    ("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), [randn(3, 4, 5, 2), randn(4), randn(4)]),
+    ("layer_norm", lambda x, w, b: F.layer_norm(x, (5,), w, b), [randn(3, 5), randn(5), randn(5)]),
+    ("rms_norm", lambda x, w: F.rms_norm(x, (5,), w), [randn(3, 5), randn(5)]),
+    ("hardshrink", lambda x: (F.hardshrink(x), F.softshrink(x)), [randn(9)]),
+    ("cdist", torch.cdist, [randn(3, 4), randn(5, 4)]),
+    ("cdist of norm 1", lambda a, b: torch.cdist(a, b, 1.0), [randn(3, 4), randn(5, 4)]),
+    *(
+        (name, function, [randn(6, 3), randn(6, 3) + 0.3])
+        for name, function in {
+            "mse_loss": F.mse_loss,
+            "smooth_l1_loss": F.smooth_l1_loss,
+            "huber_loss": F.huber_loss,
+            "kl_div": lambda a, b: F.kl_div(a.log_softmax(1), b.softmax(1), reduction="batchmean"),
+            "binary_cross_entropy": lambda a, b: F.binary_cross_entropy(a.sigmoid(), b.sigmoid()),
+            "binary_cross_entropy_with_logits": F.binary_cross_entropy_with_logits,
+            "soft_margin_loss": lambda a, b: F.soft_margin_loss(a, b.sign()),
+            "poisson_nll_loss": F.poisson_nll_loss,
+            "gaussian_nll_loss": lambda a, b: F.gaussian_nll_loss(a, b, (a * a + 1).detach()),
+            "cosine_similarity": F.cosine_similarity,
+            "norms": lambda a, b: (a.norm(), b.norm(p=3, dim=1), (a - b).norm(p=1)),
+            "std_mean": lambda a, b: (*torch.std_mean(a, 1), b.var(0)),
+            "logsigmoid": lambda a, b: F.logsigmoid(a) * F.softplus(b),
+        }.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "inputs"), [r[1:] for r in GRADIENTS], ids=[r[0] for r in GRADIENTS])
+def test_gradients_are_programs(function: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    options = {"fallback": "error", "executor": "auto"}
+    compiled = torch.compile(function, backend="max_backend", fullgraph=True, options=options)
+    results = []
+    for call in (compiled, function):
+        own = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+        found = call(*own)
+        outputs = found if isinstance(found, tuple) else (found,)
+        torch.autograd.backward(outputs, [torch.cos(torch.arange(y.numel())).view(y.shape) for y in outputs])
+        results.append([*(y.detach() for y in outputs), *(x.grad for x in own if x.grad is not None)])
+    assert all(r.stats.programs == r.stats.regions for r in torch_max_backend.reports()[-2:])
+    compare(*results)
