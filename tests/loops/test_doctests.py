@@ -22,7 +22,5 @@ def test_examples(name: str) -> None:
 
 def test_there_are_examples() -> None:
     finder = doctest.DocTestFinder()
-    with_examples = [
-        name for name in MODULES if any(t.examples for t in finder.find(importlib.import_module(name)))
-    ]
+    with_examples = [name for name in MODULES if any(t.examples for t in finder.find(importlib.import_module(name)))]
     assert {"torch_max_backend.loops.index", "torch_max_backend.loops.expr"} <= set(with_examples)

@@ -147,12 +147,12 @@ def merged(n: Nest) -> Nest:
         every = [s for stage in n.stages for s in stage.statements]
         pair = _mergeable(n.outer, every, n)
         if pair is not None:
-            n = _merge(n, *pair)
+            n = _merge(n, *pair, n.stages)
             continue
-        for stage in n.stages:
+        for stage in n.stages:  # each has its own inner loops, also where several stages have a variable
             pair = _mergeable(stage.free, stage.statements, n) or _mergeable(stage.reduced, stage.statements, n)
             if pair is not None:
-                n = _merge(n, *pair)
+                n = _merge(n, *pair, (stage,))
                 break
         else:
             return n
@@ -183,7 +183,7 @@ def _runs_on(index: Index, a: Var, b: Var) -> bool:
     return index.coefficient(a) == index.coefficient(b) * b.size
 
 
-def _merge(n: Nest, a: Var, b: Var) -> Nest:
+def _merge(n: Nest, a: Var, b: Var, where: tuple[StageNest, ...]) -> Nest:
     one = Var(b.name + "m", a.size * b.size)
     values = {a: Index.of(0), b: Index.of(one)}
 
@@ -194,6 +194,8 @@ def _merge(n: Nest, a: Var, b: Var) -> Nest:
         dataclasses.replace(
             s, free=loops(s.free), reduced=loops(s.reduced), statements=substituted(s.statements, values)
         )
+        if any(s is w for w in where)
+        else s
         for s in n.stages
     )
     return Nest(loops(n.outer), stages)
