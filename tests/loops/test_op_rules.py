@@ -1,5 +1,6 @@
 """Ops as generated programs: the same as eager, whatever the dtype, size, stride or alias."""
 
+# ruff: noqa: E501 (one case a line)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ def integers(*shape: int, low: int = -9, high: int = 9, dtype: torch.dtype = tor
 
 
 def check(function: Callable[..., Any], inputs: Sequence[Any]) -> None:
-    """Compile ``function`` to programs alone, and compare results, strides and what becomes of its inputs with eager."""
+    """Compile ``function`` to programs alone; compare results, strides and what becomes of its inputs with eager."""
     mine, theirs = ([x.clone() if isinstance(x, torch.Tensor) else x for x in inputs] for _ in range(2))
     mine = [_alike(x, y) for x, y in zip(mine, inputs, strict=True)]
     theirs = [_alike(x, y) for x, y in zip(theirs, inputs, strict=True)]

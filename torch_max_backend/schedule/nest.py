@@ -257,13 +257,15 @@ def _step(index: Index, v: Var) -> int | None:
         if atom == v:
             step += k
         elif isinstance(atom, Least):
-            sides = _step(atom.left, v), _step(atom.right, v)
-            if sides[0] is None or sides[1] is None:
+            left, right = _step(atom.left, v), _step(atom.right, v)
+            if left is None or right is None:
                 return None
-            step += k * max(sides, key=abs)  # type: ignore[arg-type]
-        elif v in Index(0, ((atom, 1),)).atoms or (isinstance(atom, Computed) and v in variables(atom.value)):
-            return None
-        elif any(v in variables(a.value) for a in Index(0, ((atom, 1),)).atoms if isinstance(a, Computed)):
+            step += k * max(left, right, key=abs)
+        elif (
+            v in Index(0, ((atom, 1),)).atoms
+            or (isinstance(atom, Computed) and v in variables(atom.value))
+            or any(v in variables(a.value) for a in Index(0, ((atom, 1),)).atoms if isinstance(a, Computed))
+        ):
             return None
     return step
 
@@ -273,7 +275,10 @@ def _partitioned(n: Nest) -> Nest:
     stages: list[StageNest] = []
     for s in n.stages:
         v = s.free[-1] if s.free else None
-        kept = v is None or s.vector not in (None, v) or any(isinstance(x.how, Scan | Scatter) for x in s.statements)
+        if v is None:
+            stages.append(s)
+            continue
+        kept = s.vector not in (None, v) or any(isinstance(x.how, Scan | Scatter) for x in s.statements)
         if kept or any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
             stages.append(s)
             continue

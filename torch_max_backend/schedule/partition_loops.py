@@ -1,6 +1,7 @@
 """Loops are cut where conditions change, so that most of a loop runs without conditions, and in vectors.
 
-Before: ``for i:40: y[i] = (x[i - 3] if i >= 3 else 0)``. After: ``for i:3: y[i] = 0`` and ``for i:37: y[i + 3] = x[i]``.
+Before: ``for i:40: y[i] = (x[i - 3] if i >= 3 else 0)``. After: ``for i:3: y[i] = 0`` and
+``for i:37: y[i + 3] = x[i]``.
 Conditions compare an index that is linear in the loop's variable with one that outer loops know; the smaller of two
 indices is such a condition too. Where the cut depends on an outer variable, the parts have sizes that depend on it.
 """
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -91,7 +94,7 @@ def _of_comparison(x: Scalar, v: Var, fixed: Collection[Var]) -> Switch | None:
         return None
     if not all(isinstance(a, FromIndex | Const) and a.dtype is torch.int64 for a in x.args):
         return None
-    difference = as_index(x.args[0]) - as_index(x.args[1])  # type: ignore[arg-type]
+    difference = as_index(x.args[0]) - as_index(x.args[1])
     if x.name in ("eq", "ne"):
         if abs(difference.coefficient(v)) != 1:
             return None
@@ -153,8 +156,8 @@ def partition(statements: tuple[object, ...], v: Var, fixed: Collection[Var], de
     cuts = _sorted({cut for s in found for cut in s.cuts})
     size = Index.of(v.size)
     bounds = [Index.of(0), *(clamped(cut, Index.of(0), size) for cut in cuts), size]
-    pieces: list[tuple[Index, Index, dict[object, bool]]] = []
-    for k, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    pieces: list[tuple[Index, Index, dict[Any, bool]]] = []
+    for k, (start, end) in enumerate(itertools.pairwise(bounds)):
         if (end - start).bounds[1] <= 0:
             continue
         before = set(cuts[:k])
@@ -194,14 +197,17 @@ def _in_order(found: list[Switch]) -> list[Switch]:
 
 
 def _sorted(cuts: Collection[Index]) -> list[Index]:
-    return sorted(sorted(cuts, key=str), key=functools.cmp_to_key(lambda a, b: _compared(a, b) or 0))
+    def compared(a: Index, b: Index) -> int:
+        return _compared(a, b) or 0
+
+    return sorted(sorted(cuts, key=str), key=functools.cmp_to_key(compared))
 
 
 def _joined(
-    pieces: list[tuple[Index, Index, dict[object, bool]]],
-) -> list[tuple[Index, Index, dict[object, bool]]]:
+    pieces: list[tuple[Index, Index, dict[Any, bool]]],
+) -> list[tuple[Index, Index, dict[Any, bool]]]:
     """Neighbours that are known to be short as one, with what holds in both."""
-    result: list[tuple[Index, Index, dict[object, bool]]] = []
+    result: list[tuple[Index, Index, dict[Any, bool]]] = []
     for start, end, values in pieces:
         if result and _is_short(start, end) and _is_short(*result[-1][:2]) and _is_short(result[-1][0], end):
             first, _, others = result[-1]
@@ -216,17 +222,17 @@ def _is_short(start: Index, end: Index) -> bool:
     return length.is_constant and length.constant < SHORT
 
 
-def _decided(statements: tuple[object, ...], values: dict[object, bool], place: dict[Var, Index]) -> tuple[object, ...]:
+def _decided(statements: tuple[object, ...], values: dict[Any, bool], place: dict[Var, Index]) -> tuple[object, ...]:
     """Statements with decided conditions replaced, and the variable by its place in the part."""
     known: dict[Scalar, Scalar] = {x: Const(b, torch.bool) for x, b in values.items() if isinstance(x, Op)}
     sides: dict[Atom, Index] = {a: a.left if b else a.right for a, b in values.items() if isinstance(a, Least)}
     done, moved = dict(known), {}  # type: ignore[var-annotated]
 
     def body(x: Scalar) -> Scalar:
-        return rewrite(rewrite(x, sides, done=done), place, done=moved)  # type: ignore[arg-type]
+        return rewrite(rewrite(x, sides, done=done), place, done=moved)
 
     def index(i: Index | None) -> Index | None:
-        return None if i is None else i.substitute(sides).substitute(place)  # type: ignore[arg-type]
+        return None if i is None else i.substitute(sides).substitute(place)
 
     return tuple(
         dataclasses.replace(s, body=body(s.body), address=index(s.address), place=index(s.place))  # type: ignore[type-var, attr-defined]

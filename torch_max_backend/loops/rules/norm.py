@@ -122,8 +122,8 @@ def native_group_norm(
     return reshaped(y, input.shape), statistics[0], statistics[1]
 
 
-# native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N, SymInt C,
-#     SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)
+# native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, SymInt N,
+#     SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)
 @rule(aten.native_group_norm_backward.default)
 def native_group_norm_backward(
     grad_out: Tensor,

@@ -15,8 +15,8 @@ from torch_max_backend.loops.rules.registry import aten, prims, rule, same_as
 from torch_max_backend.loops.rules.views import flip, mapped, permute, reshaped, squeeze
 from torch_max_backend.loops.tensor import Tensor
 
-_UNARY = """abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc exp exp2 expm1 floor isfinite
-    lgamma log log10 log1p log2 neg reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc"""
+_UNARY = """abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc exp exp2 expm1 floor
+    isfinite lgamma log log10 log1p log2 neg reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc"""
 _BINARY = "add atan2 bitwise_and bitwise_or bitwise_xor eq fmax fmin fmod ge gt hypot le lt maximum minimum mul ne"
 
 for _name in _UNARY.split():

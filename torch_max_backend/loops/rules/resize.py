@@ -1,7 +1,7 @@
 """Interpolation: each output is a weighted sum of a few inputs along every dimension, and gradients the reverse.
 
-Places are computed as torch computes them on a CPU: in float32 for every dtype but float64. Where the ratio of the sizes
-is an integer, or where integers give the same places, they are integers, which loops can be split by.
+Places are computed as torch computes them on a CPU: in float32 for every dtype but float64. Where the ratio of the
+sizes is an integer, or where integers give the same places, they are integers, which loops can be split by.
 """
 
 from __future__ import annotations
@@ -134,10 +134,7 @@ def _cubic(a: Axis, o: Index) -> list[Tap]:
 @functools.lru_cache(maxsize=256)
 def _reach(a: Axis) -> tuple[Callable[[Index], Index], int]:
     n, m = a.inputs, a.outputs
-    if a.mode in ("nearest", "exact"):
-        parts = [[x] for x in _places(a)]
-    else:
-        parts = [_touched(a, o) for o in range(m)]
+    parts = [[x] for x in _places(a)] if a.mode in ("nearest", "exact") else [_touched(a, o) for o in range(m)]
     first, last = [m] * n, [-1] * n
     for o, inputs in enumerate(parts):
         for i in inputs:
@@ -219,7 +216,7 @@ def _gradient(grad: Tensor, shape: Shape, axes: Sequence[Axis]) -> Tensor:
                     [compare_index("eq", tap, i)], constant(1, inner) if w is None else cast(w, inner), zero
                 )
                 total = here if total == zero else total + here
-            weight = total if weight == constant(1, inner) else weight * total
+            weight = total if weight == constant(1, inner) else weight * total  # type: ignore[assignment]
         value = cast(grad.at((*index[:first], *outputs)), inner) * weight
         return where_all(conditions, value, zero)
 
