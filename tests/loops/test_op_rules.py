@@ -239,7 +239,11 @@ def test_an_op_is_a_program(function: Callable[..., Any], inputs: Sequence[Any])
 
 
 GRADIENTS: list[Row] = [
-    ("nll_loss", lambda x, y: _nll("mean", True, 2)(x, y, STATISTICS[1].repeat(2)[:5]), [randn(7, 5), integers(7, low=0, high=5)]),
+    (
+        "nll_loss",
+        lambda x, y: _nll("mean", True, 2)(x, y, STATISTICS[1].repeat(2)[:5]),
+        [randn(7, 5), integers(7, low=0, high=5)],
+    ),
     ("nll_loss of each", _nll("none", False), [randn(7, 5), integers(7, low=0, high=5), randn(5)]),
     ("nll_loss of an image", _nll("sum", False), [randn(2, 5, 3), integers(2, 3, low=0, high=5), randn(5)]),
     ("cross_entropy", F.cross_entropy, [randn(7, 5), integers(7, low=0, high=5)]),

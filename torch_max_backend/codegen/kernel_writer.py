@@ -15,7 +15,19 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guarded, Load, Op, Scalar, variables, walk
+from torch_max_backend.loops.expr import (
+    SHORT,
+    Checked,
+    Const,
+    FromIndex,
+    Guarded,
+    Load,
+    Op,
+    Scalar,
+    loads,
+    variables,
+    walk,
+)
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule import cost
@@ -660,7 +672,8 @@ class _KernelWriter:
     def _guarded(self, x: Guarded) -> tuple[str, int]:
         condition, _ = self._scalar(x.condition)
         wide = self.vector is not None and self.vector in variables(x)
-        lanes = self.lanes if wide else 1
+        in_registers = [self.registers[y.source][1] for y in loads(x) if not y.index]
+        lanes = max(self.lanes if wide else 1, *in_registers, 1)
         name, _ = self._new("g", self._widened(self._scalar(x.other), lanes), lanes)
         with self._block(f"if condition({condition}):"):
             self._line(f"{name} = {self._widened(self._scalar(x.value), lanes)}")

@@ -132,7 +132,9 @@ class _Writer:
             self._delete(k)
         for target, source in self.plan.program.stores:
             if source not in self.in_place:
-                self.lines.append(f"{target}.copy_({source})")
+                sizes, own = self.plan.program.inputs[target].sizes, self.plan.layouts[source].sizes
+                view = "" if own == sizes else f".view({_tuple(sizes)})"  # its variables may have been split
+                self.lines.append(f"{target}.copy_({source}{view})")
         results = [name for name, _ in self.plan.program.outputs]
         self.lines.append(f"return ({', '.join(results)}{',' if results else ''})")
         if ERRORS in self.dtypes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import fx
 
 from torch_max_backend.base.digests import cpu_target, digest, package_version
-from torch_max_backend.base.errors import LoweringError, Unsupported
+from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.target import elsewhere
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.compile.cache.configured_store import store_for
@@ -43,7 +43,7 @@ def programs_of(regions: Sequence[Region], options: Options) -> dict[int, Progra
     """The programs of those regions that can be one, by position; the others are for MAX.
 
     Raises:
-        LoweringError: In strict mode, a rule broke torch's promise.
+        LoweringError: In strict mode, a rule broke torch's promise. Any other error is a mistake in this package.
     """
     if options.executor == "graph" or elsewhere() is not None:
         return {}
@@ -51,15 +51,17 @@ def programs_of(regions: Sequence[Region], options: Options) -> dict[int, Progra
     for k, region in enumerate(regions):
         try:
             program = program_of(region)
-            written = write_program(region, schedule(program), _checked(region))
+            plan = schedule(program)
+            written = write_program(region, plan, _checked(region))
         except Unsupported as limit:
             log.info("a region of %d ops is for MAX: %s", region.compute_nodes, limit)
             continue
-        except LoweringError as error:
+        except Exception as error:  # a mistake of ours, which must not stop the user's program
             if options.fallback == "error":
                 raise
-            log.warning("%s. MAX compiles the region instead.", error)
+            log.warning("A region cannot be a program: %r. MAX compiles it instead.", error)
             continue
+        log.debug("loops of region %d:\n%s\nschedule:\n%s\nkernels:\n%s", k, program, plan, written.source)
         found[k] = Program(written, _key(written.source) if written.source else "")
     return found
 
@@ -104,7 +106,6 @@ def _library(program: Program, options: Options, stats: CompileStats) -> Library
             seconds = time.perf_counter() - start
             stats.compile_s += seconds
             log.info("compiled %d kernels in %.2f s", program.written.spec.kernels, seconds)
-            log.debug("%s", program.written.source)
             store.put(built, {program.key: GRAPH}, {program.key: {"source": digest(program.written.source)}})
             entry = store.get(program.key)
             if entry is None:  # the store could not be written

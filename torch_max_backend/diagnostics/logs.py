@@ -1,4 +1,7 @@
-"""Logging: one logger, ``torch_max_backend``; ``verbose`` sends its information to standard error."""
+"""Logging: one logger, ``torch_max_backend``; ``verbose`` sends its information to standard error.
+
+A logger that the user has set to ``DEBUG`` stays so, and prints loops, schedules and kernels as well.
+"""
 
 from __future__ import annotations
 
@@ -20,4 +23,5 @@ def configure(options: Options) -> None:
         _handler = logging.StreamHandler(sys.stderr)
         _handler.setFormatter(logging.Formatter("[max_backend] %(message)s"))
         logger.addHandler(_handler)
-        logger.setLevel(logging.INFO)
+        if logger.level == logging.NOTSET or logger.level > logging.INFO:
+            logger.setLevel(logging.INFO)

@@ -7,6 +7,26 @@ from dataclasses import dataclass
 
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.partition.island import Island
+from torch_max_backend.runtime.program import ProgramSpec
+
+
+@dataclass(frozen=True)
+class ProgramReport:
+    """A region that is a program: how many different kernels it has and how often they are launched in a call.
+
+    ``library_calls`` names what libraries compute, in order ("ATen aten.mm.default"). ``bytes_moved`` counts what the
+    kernels of a call read and write, each tensor once for every run of kernels between two library calls.
+    """
+
+    kernels: int
+    launches: int
+    library_calls: tuple[str, ...]
+    bytes_moved: int
+
+    @classmethod
+    def of(cls, spec: ProgramSpec) -> ProgramReport:
+        """The facts of a program."""
+        return cls(spec.kernels, spec.launches, spec.library_calls, spec.bytes_moved)
 
 
 @dataclass(frozen=True)
@@ -14,6 +34,7 @@ class GraphReport:
     """One compiled FX graph. ``compile_id`` is torch's name for it (``1/0``), which ``TORCH_LOGS`` prints too.
 
     ``warm`` says that the graph came from AOTAutograd's cache: it was neither traced nor lowered in this process.
+    ``programs`` are those regions that are programs of generated kernels; MAX compiled the others.
     """
 
     compile_id: str
@@ -22,6 +43,7 @@ class GraphReport:
     islands: tuple[Island, ...]
     stats: CompileStats
     warm: bool = False
+    programs: tuple[ProgramReport, ...] = ()
 
     def warning(self) -> str:
         """What torch runs instead of MAX, and why; empty if there is nothing of that kind."""
@@ -44,9 +66,23 @@ class GraphReport:
         s = self.stats
         how = "not traced again" if self.warm else f"lowered in {s.lower_s:.2f} s, compiled in {s.compile_s:.1f} s"
         return (
-            f"graph {self.compile_id} of {self.nodes} nodes: {s.regions} region(s) with {self.max_nodes} nodes, "
+            f"graph {self.compile_id} of {self.nodes} nodes: {self._parts()} with {self.max_nodes} nodes, "
             f"{len(self.islands)} island op(s), {s.hits} from the cache, {how}"
         )
+
+    def _parts(self) -> str:
+        regions = self.stats.regions - len(self.programs)
+        parts = [f"{regions} MAX region(s)"] if regions or not self.programs else []
+        if self.programs:
+            launches = sum(p.launches for p in self.programs)
+            calls = sum(len(p.library_calls) for p in self.programs)
+            moved = sum(p.bytes_moved for p in self.programs) / 1e6
+            parts.insert(
+                0,
+                f"{len(self.programs)} program(s) ({launches} kernel launches over {moved:.3g} MB, "
+                f"{calls} library calls)",
+            )
+        return " and ".join(parts)
 
 
 _lock = threading.Lock()

@@ -129,7 +129,7 @@ class CompiledGraph(OutputCode):
         self.call = with_replay(spec, models_of(saved), options)
         count = len(saved.keys)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
-        stats = CompileStats(count, count, keys=list(saved.keys))
+        stats = CompileStats(count, saved.report.stats.programs, hits=count, keys=list(saved.keys))
         report = dataclasses.replace(saved.report, compile_id=compile_id, stats=stats, warm=True)
         record(report)
         log.info("%s\n%s", report.summary(), spec.source)

@@ -32,7 +32,7 @@ from torch_max_backend.compile.compiler import (
 )
 from torch_max_backend.compile.pending import is_deferring
 from torch_max_backend.compile.programs import Program, libraries_of, programs_of
-from torch_max_backend.diagnostics.report import GraphReport
+from torch_max_backend.diagnostics.report import GraphReport, ProgramReport
 from torch_max_backend.frontend.compiled_graph import CompiledGraph
 from torch_max_backend.lowering.graph_builder import NodeRefused, mismatch_error
 from torch_max_backend.options import Options
@@ -167,7 +167,8 @@ class _Build:
     def report(self, stats: CompileStats) -> GraphReport:
         nodes = sum(n.op == "call_function" for n in self.gm.graph.nodes)
         max_nodes = sum(r.compute_nodes for r in self.plan.regions)
-        return GraphReport(self.compile_id, nodes, max_nodes, tuple(self.plan.islands), stats)
+        programs = tuple(ProgramReport.of(p.written.spec) for p in self.programs.values())
+        return GraphReport(self.compile_id, nodes, max_nodes, tuple(self.plan.islands), stats, programs=programs)
 
 
 class _InTorch(fx.Interpreter):

@@ -377,9 +377,9 @@ def _is_below(x: Index, divisor: Index) -> bool:
 
 
 def floor_div(x: Index, divisor: Index) -> Index:
-    """``x // divisor``, rounded down; the divisor is positive."""
-    if divisor == 1:
-        return x
+    """``x // divisor``, rounded down; the divisor is positive, or 0 where nothing has an index, since a size is 0."""
+    if divisor == 1 or divisor == 0:
+        return x * divisor
     quotient, rest = _parts(x, divisor)
     if (rest.is_constant and divisor.is_constant) or _is_below(rest, divisor):
         return quotient  # the rest of a constant is below its divisor
@@ -416,8 +416,8 @@ def _without_small_terms(rest: Index, divisor: int) -> tuple[Index, bool]:
 
 
 def remainder(x: Index, divisor: Index) -> Index:
-    """``x % divisor``, at least 0; the divisor is positive."""
-    if divisor == 1:
+    """``x % divisor``, at least 0; the divisor is positive, or 0 where nothing has an index, since a size is 0."""
+    if divisor == 1 or divisor == 0:
         return _constant(0)
     _, rest = _parts(x, divisor)
     if (rest.is_constant and divisor.is_constant) or _is_below(rest, divisor):

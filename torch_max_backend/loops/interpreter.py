@@ -60,7 +60,8 @@ class Interpreter:
             else:
                 self.tensors[step.name] = self._define(step)
         for target, source in self.program.stores:
-            self.tensors[target].copy_(self.tensors[source])
+            written = self.tensors[target]
+            written.copy_(self.tensors[source].reshape(written.shape))
         return [self.tensors[name] for name, _ in self.program.outputs]
 
     # -- steps -------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def merged(n: Nest) -> Nest:
         if pair is not None:
             n = _merge(n, *pair)
             continue
-        for stage in n.stages:
+        for stage in n.stages:  # each has its own inner loops, also where several stages have a variable
             pair = _mergeable(stage.free, stage.statements, n) or _mergeable(stage.reduced, stage.statements, n)
             if pair is not None:
                 n = _merge(n, *pair, only=stage)  # another stage may have loops of the same names

@@ -165,7 +165,7 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> l
         outer.append((p, Index.of(p)))
         rest.insert(0, q)
         break
-    if not outer or not rest:
+    if not outer or all(v.size == 1 for v in rest):
         return [d]
     names = tuple(p for p, _ in outer)
     partial = f"{d.name}_parts"
