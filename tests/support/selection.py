@@ -8,6 +8,7 @@ drawn by the commit, so that a run can be repeated and the next commit has other
 from __future__ import annotations
 
 import functools
+import os
 import hashlib
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
@@ -96,12 +97,15 @@ def affected(
 
 
 def select(
-    change: Change | None, reached: Mapping[str, tuple[str, ...]], uses: Mapping[str, Collection[str]]
+    change: Change | None,
+    reached: Mapping[str, tuple[str, ...]],
+    uses: Mapping[str, Collection[str]],
+    share: int = SHARE,
 ) -> Selection:
-    """The cases to run beside the core."""
+    """The cases to run beside the core: at most one of ``share``."""
     if change is None:
         return Selection((), "no git checkout: the core")
-    most = -(-len(reached) // SHARE)
+    most = -(-len(reached) // share)
     concerned, is_everybodys = affected(change.files, reached, uses)
     cases = drawn(concerned, change.commit, most)
     told = f"{len(cases)} of {len(concerned)} cases that the change concerns"
@@ -124,4 +128,4 @@ def selection() -> Selection:
     """That of this checkout. A case that the record lacks is a new one, and belongs to a table that changed."""
     reached = dict.fromkeys(all_cases(), ()) | read()[1]
     known = {case: overloads for case, overloads in reached.items() if case in all_cases()}
-    return select(change_of(), known, modules_of_lowerings())
+    return select(change_of(), known, modules_of_lowerings(), int(os.environ.get("OP_CASES_SHARE", SHARE)))
