@@ -8,8 +8,8 @@ drawn by the commit, so that a run can be repeated and the next commit has other
 from __future__ import annotations
 
 import functools
-import os
 import hashlib
+import os
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
