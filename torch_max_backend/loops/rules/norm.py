@@ -45,10 +45,10 @@ def native_layer_norm(
     mean, variance = moments(input, dims, 0, compute)
     inverse = _inverse(variance, eps)
     y, (_, *promised) = _applied(input, mean, inverse, weight, bias, input.dtype), builder().promise
-    statistics = (
+    mean, inverse = (
         x if x.dtype is p.dtype else converted(x, p.dtype) for x, p in zip((mean, inverse), promised, strict=True)
     )
-    return y, *statistics
+    return y, mean, inverse
 
 
 # native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,

@@ -313,7 +313,8 @@ def _integer_pow(x: Scalar, y: Scalar) -> Scalar:
     if x.dtype is torch.bool:
         return x | ~y
     one, zero = constant(1, x.dtype), constant(0, x.dtype)
-    result, square = one, x
+    result: Scalar = one
+    square = x
     bits = torch.iinfo(x.dtype).bits - 1 if not isinstance(y, Const) else max(1, int(y.value).bit_length())
     for k in range(bits):
         bit = op("bit_and", op("shift_right", y, constant(k, y.dtype)), one)
