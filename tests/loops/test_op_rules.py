@@ -1,5 +1,6 @@
 """Ops as generated programs: the same as eager, whatever the dtype, size, stride or alias."""
 
+# ruff: noqa: E501 (one case a line)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -33,6 +33,7 @@ def _pool(function: Function, *args: Any, **kwargs: Any) -> Function:
     return lambda x: function(x, *args, **kwargs)
 
 
+# Gradients of slices are for the rules of indexing: rows without a gradient are joined from slices.
 ROWS = [
     Row("max_pool2d", _pool(F.max_pool2d, 2)),
     Row("max_pool2d, overlapping", _pool(F.max_pool2d, 3, 2, 1)),
@@ -73,7 +74,7 @@ ROWS = [
     Row("replicate 2d", _pool(F.pad, (3, 2, 1, 4), "replicate")),
     Row("replicate 3d", _pool(F.pad, (1, 2, 1, 0, 2, 1), "replicate"), (1, 2, 3, 6, 19)),
     Row("replicate, cropped", _pool(F.pad, (-2, 3, 1, -1), "replicate")),
-    Row("circular", _pool(F.pad, (3, 2, 1, 4), "circular")),
+    Row("circular", _pool(F.pad, (3, 2, 1, 4), "circular"), gradient=False),
     Row("constant", _pool(F.pad, (3, 2, 1, 4), "constant", 1.5)),
     Row("constant, cropped", _pool(F.pad, (-3, 2, 1, -4))),
     Row("nearest 1d", _pool(F.interpolate, scale_factor=1.7, mode="nearest"), (2, 3, 41)),
@@ -107,8 +108,17 @@ ROWS = [
     Row("pixel_unshuffle", _pool(F.pixel_unshuffle, 2), (2, 3, 6, 38)),
     Row("channel_shuffle", _pool(F.channel_shuffle, 2), (2, 8, 5, 19)),
     Row("relu and sums about a pool", lambda x: F.max_pool2d(F.relu(x), 3, 2, 1).sum((2, 3)) + x.mean((2, 3))),
+    Row(
+        "bilinear, and what its gradient is summed to",
+        lambda x: F.interpolate(x * x.sum((0, 2, 3), True), scale_factor=2, mode="bilinear"),
+        (1, 24, 12, 9),
+    ),
     Row("triangles", lambda x: x.tril(3) + x.triu(-2) * 2, (2, 3, 33, 40)),
-    Row("joined and rolled", lambda x: torch.roll(torch.cat((x, x * 2, x[..., :5]), -1), (3, -2), (2, 3))),
+    Row(
+        "joined and rolled",
+        lambda x: torch.roll(torch.cat((x, x * 2, x[..., :5]), -1), (3, -2), (2, 3)),
+        gradient=False,
+    ),
 ]
 CHEAP = [
     r for r in ROWS if r.name in ("max_pool2d, overlapping", "avg_pool2d, without pads", "reflect 2d", "bilinear, 1.7")
@@ -164,7 +174,15 @@ def test_dtypes(row: Row, dtype: torch.dtype) -> None:
     _check(row, _image(row.shape, dtype), False)
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if len(r.shape) == 4 and r.shape[0] and "fold" not in r.name], ids=str)
+# Torch gives a pool to one place in channels_last as a view by strides, for which programs have no rule.
+IN_CHANNELS_LAST = [
+    r
+    for r in ROWS
+    if len(r.shape) == 4 and r.shape[0] and "fold" not in r.name and r.name != "adaptive_avg_pool2d, one"
+]
+
+
+@pytest.mark.parametrize("row", IN_CHANNELS_LAST, ids=str)
 def test_channels_last(row: Row) -> None:
     b, c, h, w = row.shape
     _check(row, _image((b, 8 * c, h, w)).to(memory_format=torch.channels_last), row in CHEAP)

@@ -11,7 +11,7 @@ import copy
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,7 @@ from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.loops.tensor import Builder, Tensor, building, computed_in, define, named, pointwise
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.program import Library
-from torch_max_backend.schedule.inline import inline
-from torch_max_backend.schedule.plan import layouts_of, schedule
-from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
+from torch_max_backend.schedule.plan import passes, schedule
 
 SIZES = (1, 2, 3, 5, 16, 17, 33, 64)
 FLOATS = (torch.float32, torch.float32, torch.float64, torch.bfloat16)
@@ -65,14 +63,6 @@ class LoopProgram:
         inputs = self.fresh()
         outputs = Interpreter(program or self.program).run(inputs)
         return [x.reshape(s) for x, s in zip(outputs, self.shapes, strict=True)] + inputs
-
-    def passes(self) -> Iterable[tuple[str, Program]]:
-        """The program after each pass that schedules run."""
-        program = inline(self.program)
-        yield "inline", program
-        program = split_divided_variables(program)
-        yield "split_divided_variables", program
-        yield "split_long_reductions", split_long_reductions(program, layouts_of(program))
 
     def region(self) -> Region:
         """What the writer of programs wants to know of outputs."""
@@ -215,7 +205,9 @@ class _Maker:
             return None
         pick, d = self.random.choice, self.random.randrange(x.rank)
         n = int(x.shape[d].constant)
-        kind = pick(["permute", "slice", "flip", "expand", "merge", "split", "flat", "roll", "select", "repeat", "diagonal"])
+        kind = pick(
+            ["permute", "slice", "flip", "expand", "merge", "split", "flat", "roll", "select", "repeat", "diagonal"]
+        )
         if kind == "permute":
             return views.permute(x, self.random.sample(range(x.rank), x.rank))
         if kind == "slice":
@@ -463,7 +455,7 @@ def check_passes(made: LoopProgram) -> list[torch.Tensor]:
     """Every pass leaves a valid program with the same results; returns these."""
     loop_program.check(made.program)
     wanted = made.expected()
-    for name, program in made.passes():
+    for name, program in passes(made.program):
         loop_program.check(program)
         made.check(made.expected(program), wanted, name)
     return wanted
@@ -486,7 +478,7 @@ def built(written: Sequence[WrittenProgram], folder: Path) -> list[Callable[...,
     for k, program in enumerate(written):
         text = program.source.replace("from kernel import *", "", 1)
         parts.append(re.sub(r"\b(kernel|segment)(\d+)\(", rf"p{k}_\1\2(", text))
-    path = folder / "programs.so"
+    path = folder / f"programs{len(list(folder.iterdir()))}.so"  # what is loaded is not written again
     path.write_bytes(build_shared_library("\n".join(parts), contract=False))
     library = Library(path)
     return [program.spec.bind(_Part(library, f"p{k}_")) for k, program in enumerate(written)]  # type: ignore[arg-type]

@@ -18,10 +18,15 @@ import torch
 from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guarded, Load, Op, Scalar, variables, walk
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
 from torch_max_backend.loops.program import Scan, Scatter
+from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.nest import Nest, StageNest, Statement, lanes_of
 
 UNROLLED = 4
 """Accumulators of a reduction along memory: an addition takes several cycles, and these do not wait for each other."""
+
+CHAIN = 32
+"""Additions one after the other in an accumulator of float32, before it is added to a total in float64: the rounding
+errors of long sums grow with them."""
 
 _FIRST = {"sum": "0", "product": "1", "any": "0", "all": "1"}
 _COMBINE = {
@@ -32,6 +37,7 @@ _COMBINE = {
     "maximum": "maximum",
     "minimum": "minimum",
 }
+_EXTREMES = ("maximum", "minimum", "argmax", "argmin")
 _ACROSS = {
     "sum": "reduce_add",
     "product": "reduce_mul",
@@ -328,22 +334,87 @@ class _KernelWriter:
             wide = [self._accumulators(stage, lanes_of(along)) for _ in range(copies)]
         if along is None or not (_divides(along, lanes_of(along)) or _can_be_masked(along, stage)):
             narrow = self._accumulators(stage, self.lanes)
-        self._reduced(stage, 0, wide, narrow)
+        totals = self._totals(stage, wide or [narrow])
+        self._reduced(stage, 0, wide, narrow, totals)
         for s in stage.statements:
             if not s.combiner:
                 continue
-            result = narrow.get(s.name)
-            for accumulators in reversed(wide):
-                result = self._merged(s, accumulators[s.name], result)
+            result = None if along is None and s.name in totals else narrow.get(s.name)
+            if s.name in totals:
+                name, lanes = totals[s.name]
+                total = f"reduce_add({name})" if along is not None else name
+                short = SHORT[s.body.dtype]
+                text, _ = self._new("a", f"cast[{short}]({total})", 1 if along is not None else lanes)
+                if result is not None:
+                    text, _ = self._new("a", f"add({text}, {result[0]})", 1)
+                result = (text, "", 1 if along is not None else lanes)
+            else:
+                for accumulators in reversed(wide):
+                    result = self._merged(s, accumulators[s.name], result)
             assert result is not None
             self._finish(s, *self._taken(s, result))
 
-    def _reduced(self, stage: StageNest, k: int, wide: list[_Accumulators], narrow: _Accumulators) -> None:
+    def _totals(self, stage: StageNest, accumulators: list[_Accumulators]) -> dict[str, tuple[str, int]]:
+        """Sums in float64 of what accumulators in float32 hold from time to time, where these would add up too much."""
+        found: dict[str, tuple[str, int]] = {}
+        lanes = next(iter(accumulators[0].values()))[2] if accumulators[0] else 1
+        each = lanes * len(accumulators) if stage.vector in stage.reduced else 1
+        if cost.count(stage.reduced) <= CHAIN * each:
+            return found
+        for s in stage.statements:
+            if s.combiner == "sum" and s.body.dtype is torch.float32:
+                found[s.name] = self._new("total", f"const[f64, {lanes}](0)", lanes)
+        return found
+
+    def _flush(self, accumulators: list[_Accumulators], totals: dict[str, tuple[str, int]]) -> None:
+        """Add the accumulators to their totals, and begin again."""
+        for name, (total, lanes) in totals.items():
+            parts = [a[name][0] for a in accumulators]
+            sums = parts[0]
+            for part in parts[1:]:
+                sums = f"add({sums}, {part})"
+            self._line(f"{total} = add({total}, cast[f64]({sums}))")
+            for part in parts:
+                self._line(f"{part} = const[f32, {lanes}](0)")
+
+    def _reduced(
+        self,
+        stage: StageNest,
+        k: int,
+        wide: list[_Accumulators],
+        narrow: _Accumulators,
+        totals: dict[str, tuple[str, int]],
+    ) -> None:
         if k == len(stage.reduced):
             self._body(stage, narrow)
             return
         v = stage.reduced[k]
         end, name = self._index(Index.of(v.size)), self._counter(v)
+        if not totals or k + 1 < len(stage.reduced):
+            self._reduced_loop(stage, k, wide, narrow, totals, name, end)
+            return
+        step = CHAIN * (lanes_of(v) * len(wide) if v == stage.vector else 1)
+        if isinstance(v.size, int) and v.size <= step:
+            self._reduced_loop(stage, k, wide, narrow, totals, name, end)
+            self._flush(wide or [narrow], totals)
+            return
+        with self._block(f"while {name} < {end}:"):
+            stop, _ = self._new("stop", f"imin({end}, {name} + {step})", 1)
+            self._reduced_loop(stage, k, wide, narrow, totals, name, stop)
+            self._line(f"{name} = {stop}")
+            self._flush(wide or [narrow], totals)
+
+    def _reduced_loop(
+        self,
+        stage: StageNest,
+        k: int,
+        wide: list[_Accumulators],
+        narrow: _Accumulators,
+        totals: dict[str, tuple[str, int]],
+        name: str,
+        end: str,
+    ) -> None:
+        v = stage.reduced[k]
         if v == stage.vector:
             lanes = lanes_of(v)
             if len(wide) > 1:
@@ -365,7 +436,7 @@ class _KernelWriter:
                 return
         with self._loop(v, name, end, 1):
             self._hoist(stage)
-            self._reduced(stage, k + 1, wide, narrow)
+            self._reduced(stage, k + 1, wide, narrow, totals)
 
     # -- accumulators: a name for the value, one for the place if it has one, lanes ---------------------------
     def _accumulators(self, stage: StageNest, lanes: int) -> dict[str, tuple[str, str, int]]:
@@ -385,6 +456,12 @@ class _KernelWriter:
         if self.masked and lanes > 1 and self.vector in self.reducing:
             here = f"first_lanes[{lanes}]({self.masked})"
             value, _ = self._new("m", f"select({here}, {value}, {_initial(s.combiner, s.body.dtype, lanes)})", lanes)
+        if isinstance(s.how, Scan) and lanes == 1 and s.combiner in _EXTREMES:
+            with self._block(f"if condition({_better(s, value, name)}):"):  # seldom, and processors guess that
+                self._line(f"{name} = {value}")
+                if s.place is not None:
+                    self._line(f"{place} = {self._widened(self._from_index(s.place), lanes)}")
+            return
         if s.place is None:
             if s.combiner == "log_sum_exp":
                 value = self._log_add_exp(name, value, lanes)
@@ -621,8 +698,21 @@ class _KernelWriter:
             return "(" + " * ".join(self._atom(f) for f in atom.factors) + ")"
         if isinstance(atom, Least):
             return f"imin({self._index(atom.left)}, {self._index(atom.right)})"
+        assert isinstance(atom, Div | Mod)
+        return self._division(atom)
+
+    def _division(self, atom: Div | Mod) -> str:
+        """``Int``'s own division is one of unsigned numbers. A dividend that may be negative is made positive first."""
+        dividend, divisor, low = atom.dividend, atom.divisor, atom.dividend.bounds[0]
         sign = "//" if isinstance(atom, Div) else "%"
-        return f"(({self._index(atom.dividend)}) {sign} ({self._index(atom.divisor)}))"
+        if low >= 0:
+            return f"(({self._index(dividend)}) {sign} ({self._index(divisor)}))"
+        if divisor.is_constant and math.isfinite(low):
+            times = math.ceil(-low / divisor.constant)
+            text = f"(({self._index(dividend + times * divisor.constant)}) {sign} {divisor.constant})"
+            return f"({text} - {times})" if isinstance(atom, Div) else text
+        name = "floor_div" if isinstance(atom, Div) else "remainder"
+        return f"to_int({name}(from_int[i64, 1]({self._index(dividend)}), from_int[i64, 1]({self._index(divisor)})))"
 
     def _from_index(self, index: Index) -> tuple[str, int]:
         step = self._step(index)
@@ -729,7 +819,7 @@ def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
 def _better(s: Statement, new: str, old: str) -> str:
     """Whether a new value is beyond the best one so far; NaN is beyond all numbers. In a scan an equal one is, too."""
     if isinstance(s.how, Scan):
-        beyond = f"{'ge' if s.combiner == 'argmax' else 'le'}({new}, {old})"
+        beyond = f"{'ge' if s.combiner in ('argmax', 'maximum') else 'le'}({new}, {old})"
         return f"bit_or({beyond}, is_nan({new}))" if s.body.dtype.is_floating_point else beyond
     beyond = f"{'gt' if s.combiner == 'argmax' else 'lt'}({new}, {old})"
     if s.body.dtype.is_floating_point:

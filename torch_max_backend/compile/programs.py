@@ -119,5 +119,6 @@ def _folder() -> ScratchFolder:
 
 def _unsaved(key: str, built: bytes) -> Path:
     path = _folder().path / f"{key}.so"
-    path.write_bytes(built)
+    if not path.exists():  # it may be loaded, and must not change then
+        path.write_bytes(built)
     return path

@@ -47,7 +47,8 @@ class Scan:
 class Scatter:
     """Elements of ``source`` combined into the tensor that the definition's body gives, at computed places.
 
-    For every value of ``variables``, ``source`` is combined into the element at ``target``, and rounded each time. The combiner is "sum",
+    For every value of ``variables``, ``source`` is combined into the element at ``target``, and rounded each time. The
+    combiner is "sum",
     "product", "maximum", "minimum" or "set"; with "set" the last in the order of the variables stays.
     """
 

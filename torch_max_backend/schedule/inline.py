@@ -91,6 +91,10 @@ def renamed(d: Definition, names: dict[Var, Var]) -> Definition:
     if not names:
         return d
     values = {old: Index.of(new) for old, new in names.items()}
+    for v in d.reduced:  # the length of a loop may depend on another's variable
+        if isinstance(v.size, Index) and v.size.variables & names.keys():
+            values[v] = Index.of(Var(v.name, v.size.substitute(values)))
+    names = names | {v: a for v, new in values.items() if isinstance(a := new.terms[0][0], Var)}
 
     def again(variables: tuple[Var, ...]) -> tuple[Var, ...]:
         return tuple(names.get(v, v) for v in variables)

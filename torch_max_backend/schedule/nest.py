@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
-from torch_max_backend.loops.index import Computed, Index, Replaced, Var, least
+from torch_max_backend.loops.index import Computed, Index, Least, Replaced, Var, least
 from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
@@ -152,7 +152,7 @@ def merged(n: Nest) -> Nest:
         for stage in n.stages:
             pair = _mergeable(stage.free, stage.statements, n) or _mergeable(stage.reduced, stage.statements, n)
             if pair is not None:
-                n = _merge(n, *pair)
+                n = _merge(n, *pair, only=stage)  # another stage may have loops of the same names
                 break
         else:
             return n
@@ -183,7 +183,7 @@ def _runs_on(index: Index, a: Var, b: Var) -> bool:
     return index.coefficient(a) == index.coefficient(b) * b.size
 
 
-def _merge(n: Nest, a: Var, b: Var) -> Nest:
+def _merge(n: Nest, a: Var, b: Var, only: StageNest | None = None) -> Nest:
     one = Var(b.name + "m", a.size * b.size)
     values = {a: Index.of(0), b: Index.of(one)}
 
@@ -194,6 +194,8 @@ def _merge(n: Nest, a: Var, b: Var) -> Nest:
         dataclasses.replace(
             s, free=loops(s.free), reduced=loops(s.reduced), statements=substituted(s.statements, values)
         )
+        if only is None or s is only
+        else s
         for s in n.stages
     )
     return Nest(loops(n.outer), stages)
@@ -241,13 +243,29 @@ def _gain(v: Var, statements: tuple[Statement, ...]) -> float:
     gain = 0.0
     stores = [s.address for s in statements if s.address is not None]
     for index in [*indices(*statements), *stores]:  # gaps between stores cost more than gaps between loads
-        nonlinear = any(v in Index(0, ((a, 1),)).atoms for a, _ in index.terms if not isinstance(a, Var))
-        nonlinear = nonlinear or any(v in variables(a.value) for a in index.atoms if isinstance(a, Computed))
-        step = index.coefficient(v)
-        gain += -2 if nonlinear else 1 if step == 1 else 0.4 if step == 0 else -0.5
+        step = _step(index, v)
+        gain += -2 if step is None else 1 if step == 1 else 0.4 if step == 0 else -0.5
     size, lanes = v.size if isinstance(v.size, int) else 4096, lanes_of(v)
     filled = size / max(LANES, -(-size // lanes) * LANES)
     return gain * filled if gain > 0 else gain
+
+
+def _step(index: Index, v: Var) -> int | None:
+    """By how much an index grows with ``v`` in most of its loop, once that is cut; ``None`` where that differs."""
+    step = 0
+    for atom, k in index.terms:
+        if atom == v:
+            step += k
+        elif isinstance(atom, Least):
+            left, right = _step(atom.left, v), _step(atom.right, v)
+            if left is None or right is None:
+                return None
+            step += k * max(left, right, key=abs)
+        elif v in Index(0, ((atom, 1),)).atoms or any(
+            v in variables(a.value) for a in Index(0, ((atom, 1),)).atoms if isinstance(a, Computed)
+        ):
+            return None
+    return step
 
 
 def _partitioned(n: Nest) -> Nest:
@@ -255,7 +273,11 @@ def _partitioned(n: Nest) -> Nest:
     stages: list[StageNest] = []
     for s in n.stages:
         v = s.free[-1] if s.free else None
-        if v is None or s.vector not in (None, v) or any(isinstance(x.how, Scan | Scatter) for x in s.statements):
+        if v is None:
+            stages.append(s)
+            continue
+        kept = s.vector not in (None, v) or any(isinstance(x.how, Scan | Scatter) for x in s.statements)
+        if kept or any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
             stages.append(s)
             continue
         for part in partition(s.statements, v, {*n.outer, *s.free[:-1]}):
@@ -294,13 +316,18 @@ def _with_vectors(n: Nest) -> Nest:
         choices = [(_gain(v, s.statements), v) for v in s.inner if _can_run_in_vectors(v, (s,), _around(v, s, n))]
         inner.append(max(choices, key=lambda x: x[0], default=(0.0, None)))
     total = sum(max(0.0, g) * _share(n, s) for (g, _), s in zip(inner, n.stages, strict=True))
-    if best_outer[1] is not None and best_outer[0] > total:
+    if best_outer[1] is not None and (best_outer[0] > total or _waits(n)):
         return dataclasses.replace(n, vector=best_outer[1])
     stages = []
     for (g, v), s in zip(inner, n.stages, strict=True):
         v = v if g > 0 else None
         stages.append(dataclasses.replace(s, vector=v, free=_last(s.free, v), reduced=_last(s.reduced, v)))
     return dataclasses.replace(n, stages=tuple(stages))
+
+
+def _waits(n: Nest) -> bool:
+    """Whether a step of a scan takes so long that several lines at once pay, whatever their distance in memory."""
+    return any(isinstance(s.how, Scan) and s.combiner == "log_sum_exp" for stage in n.stages for s in stage.statements)
 
 
 def _around(v: Var, s: StageNest, n: Nest) -> frozenset[Var] | None:

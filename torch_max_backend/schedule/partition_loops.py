@@ -1,6 +1,8 @@
 """Loops are cut where conditions change, so that most of a loop runs without conditions, and in vectors.
 
-Before: ``for i:40: y[i] = (x[i - 3] if i >= 3 else 0)``. After: ``for i:3: y[i] = 0`` and ``for i:37: y[i + 3] = x[i]``.
+Before: ``for i:40: y[i] = (x[i - 3] if i >= 3 else 0)``.
+After: ``for i:3: y[i] = 0`` and ``for i:37: y[i + 3] = x[i]``.
+
 Conditions compare an index that is linear in the loop's variable with one that outer loops know; the smaller of two
 indices is such a condition too. Where the cut depends on an outer variable, the parts have sizes that depend on it.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -54,6 +57,9 @@ class Part:
     guarded: bool
 
 
+Values = dict[Scalar | Least, bool]
+
+
 # -- conditions --------------------------------------------------------------------------------------------------------
 def _bodies(statements: Collection[object]) -> Iterator[Scalar]:
     return (s.body for s in statements)  # type: ignore[attr-defined]
@@ -68,13 +74,17 @@ def _indices(bodies: Collection[Scalar]) -> Iterator[Index]:
                 yield x.index
 
 
+def _condition(x: Guarded) -> Scalar:
+    return x.condition
+
+
 def switches(statements: Collection[object], v: Var, fixed: Collection[Var]) -> list[Switch]:
     """The conditions that can be decided by cutting a loop over ``v``, where ``fixed`` are the variables around it."""
     found: dict[object, Switch] = {}
     bodies = list(_bodies(statements))
     for x in walk(*bodies):
         if isinstance(x, Guarded) and x.condition not in found:
-            made = _of_comparison(x.condition, v, fixed)
+            made = _of_comparison(_condition(x), v, fixed)
             if made is not None:
                 found[x.condition] = made
     for index in _indices(bodies):
@@ -91,7 +101,7 @@ def _of_comparison(x: Scalar, v: Var, fixed: Collection[Var]) -> Switch | None:
         return None
     if not all(isinstance(a, FromIndex | Const) and a.dtype is torch.int64 for a in x.args):
         return None
-    difference = as_index(x.args[0]) - as_index(x.args[1])  # type: ignore[arg-type]
+    difference = as_index(x.args[0]) - as_index(x.args[1])
     if x.name in ("eq", "ne"):
         if abs(difference.coefficient(v)) != 1:
             return None
@@ -123,10 +133,10 @@ def is_decidable(statements: Collection[object], v: Var, fixed: Collection[Var])
     decided = {s.decides for s in switches(statements, v, fixed)}
     for body in _bodies(statements):
         for x in walk(body):
-            if isinstance(x, Guarded) and v in variables(x.condition):
-                if x.condition not in decided and not _will_be(x.condition, v):
+            if isinstance(x, Guarded) and v in variables(_condition(x)):
+                if x.condition not in decided and not _will_be(_condition(x), v):
                     return False
-                if any(isinstance(y, Load) and v not in variables(y) for y in walk(x.value)):
+                if any(isinstance(y, Load) and v not in variables(y) for y in walk(x.operands[1])):
                     return False  # such a load would move out of its loop, which may run no time
     return True
 
@@ -153,8 +163,8 @@ def partition(statements: tuple[object, ...], v: Var, fixed: Collection[Var], de
     cuts = _sorted({cut for s in found for cut in s.cuts})
     size = Index.of(v.size)
     bounds = [Index.of(0), *(clamped(cut, Index.of(0), size) for cut in cuts), size]
-    pieces: list[tuple[Index, Index, dict[object, bool]]] = []
-    for k, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    pieces: list[tuple[Index, Index, Values]] = []
+    for k, (start, end) in enumerate(itertools.pairwise(bounds)):
         if (end - start).bounds[1] <= 0:
             continue
         before = set(cuts[:k])
@@ -174,7 +184,7 @@ def partition(statements: tuple[object, ...], v: Var, fixed: Collection[Var], de
 
 def _is_guarded(statements: Collection[object], v: Var) -> bool:
     return any(
-        isinstance(x, Guarded) and v in variables(x.condition) for body in _bodies(statements) for x in walk(body)
+        isinstance(x, Guarded) and v in variables(_condition(x)) for body in _bodies(statements) for x in walk(body)
     )
 
 
@@ -194,14 +204,17 @@ def _in_order(found: list[Switch]) -> list[Switch]:
 
 
 def _sorted(cuts: Collection[Index]) -> list[Index]:
-    return sorted(sorted(cuts, key=str), key=functools.cmp_to_key(lambda a, b: _compared(a, b) or 0))
+    def order(a: Index, b: Index) -> int:
+        return _compared(a, b) or 0
+
+    return sorted(sorted(cuts, key=str), key=functools.cmp_to_key(order))
 
 
 def _joined(
-    pieces: list[tuple[Index, Index, dict[object, bool]]],
-) -> list[tuple[Index, Index, dict[object, bool]]]:
+    pieces: list[tuple[Index, Index, Values]],
+) -> list[tuple[Index, Index, Values]]:
     """Neighbours that are known to be short as one, with what holds in both."""
-    result: list[tuple[Index, Index, dict[object, bool]]] = []
+    result: list[tuple[Index, Index, Values]] = []
     for start, end, values in pieces:
         if result and _is_short(start, end) and _is_short(*result[-1][:2]) and _is_short(result[-1][0], end):
             first, _, others = result[-1]
@@ -216,17 +229,17 @@ def _is_short(start: Index, end: Index) -> bool:
     return length.is_constant and length.constant < SHORT
 
 
-def _decided(statements: tuple[object, ...], values: dict[object, bool], place: dict[Var, Index]) -> tuple[object, ...]:
+def _decided(statements: tuple[object, ...], values: Values, place: dict[Var, Index]) -> tuple[object, ...]:
     """Statements with decided conditions replaced, and the variable by its place in the part."""
     known: dict[Scalar, Scalar] = {x: Const(b, torch.bool) for x, b in values.items() if isinstance(x, Op)}
     sides: dict[Atom, Index] = {a: a.left if b else a.right for a, b in values.items() if isinstance(a, Least)}
     done, moved = dict(known), {}  # type: ignore[var-annotated]
 
     def body(x: Scalar) -> Scalar:
-        return rewrite(rewrite(x, sides, done=done), place, done=moved)  # type: ignore[arg-type]
+        return rewrite(rewrite(x, sides, done=done), place, done=moved)
 
     def index(i: Index | None) -> Index | None:
-        return None if i is None else i.substitute(sides).substitute(place)  # type: ignore[arg-type]
+        return None if i is None else i.substitute(sides).substitute(place)
 
     return tuple(
         dataclasses.replace(s, body=body(s.body), address=index(s.address), place=index(s.place))  # type: ignore[type-var, attr-defined]

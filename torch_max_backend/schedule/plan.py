@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.program import Call, Program, Scatter, reads
+from torch_max_backend.loops.simplify import without_reductions_of_one
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.kernel import Kernel, Layout
@@ -28,11 +30,17 @@ class Schedule:
         return "\n".join(map(str, self.steps))
 
 
+def passes(program: Program) -> Iterator[tuple[str, Program]]:
+    """The program after each pass, with the pass's name."""
+    for change in (without_reductions_of_one, inline, unroll_windows, split_divided_variables):
+        program = change(program)
+        yield change.__name__, program
+    yield split_long_reductions.__name__, split_long_reductions(program, layouts_of(program))
+
+
 def schedule(program: Program) -> Schedule:
     """Kernels and calls in running order for a program, with the layout of every tensor."""
-    program = unroll_windows(inline(program))
-    program = split_divided_variables(program)
-    program = split_long_reductions(program, layouts_of(program))
+    *_, (_, program) = passes(program)
     layouts = layouts_of(program)
     steps: list[Nest | Call] = []
     kernels = fuse(program)

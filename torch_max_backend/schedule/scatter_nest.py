@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from torch_max_backend.loops.expr import Load, Scalar, rewrite
+from torch_max_backend.loops.expr import Load, Scalar, rewrite, variables
 from torch_max_backend.loops.index import Index, Var, least
 from torch_max_backend.loops.program import Definition, Scatter
 from torch_max_backend.schedule import cost
@@ -54,9 +54,13 @@ def _is(index: Index, v: Var) -> bool:
 
 
 def _with_rows_inside(n: Nest) -> Nest:
-    """The variable along which the tensor's elements are neighbours, cut in parts for the threads, runs innermost."""
+    """The variable along which the tensor's elements are neighbours, cut in parts for the threads, runs innermost.
+
+    In vectors, unless each of its values has a place of its own: picking those apart costs more than is won.
+    """
     (stage,) = n.stages
     address = stage.statements[0].address
+    scattered = frozenset().union(*(variables(x) for x in stage.statements[0].expressions[1:]))
     v = next((v for v in n.outer if address is not None and address.coefficient(v) == 1), None)
     if v is None or not isinstance(v.size, int):
         return n
@@ -64,9 +68,9 @@ def _with_rows_inside(n: Nest) -> Nest:
     parts = max(1, min(-(-PARTS // max(1, cost.count(others))), v.size // (4 * LANES)))
     chunk = -(-v.size // (parts * LANES)) * LANES
     if chunk >= v.size:
-        return Nest(others, (dataclasses.replace(stage, free=(*stage.free, v), vector=v),))
+        return Nest(others, (dataclasses.replace(stage, free=(*stage.free, v), vector=None if v in scattered else v),))
     p = Var(f"{v.name}p", -(-v.size // chunk))
     left = least(Index.of(chunk), v.size - Index.of(p) * chunk)
     q = Var(f"{v.name}q", left.constant if left.is_constant else left)
     statements = substituted(stage.statements, {v: Index.of(p) * chunk + q})
-    return Nest((*others, p), (StageNest((*stage.free, q), (), statements, q),))
+    return Nest((*others, p), (StageNest((*stage.free, q), (), statements, q if v not in scattered else None),))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from torch_max_backend.loops.expr import FromIndex, Load, Scalar, loads, rewrite, walk
+from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, loads, rewrite, variables, walk
 from torch_max_backend.loops.index import Div, Index, Mod, Replaced, Var, least
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scatter
 from torch_max_backend.schedule import cost
@@ -182,6 +182,8 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> l
 
 def _is_along_memory(d: Definition, v: Var, layouts: Mapping[str, Layout]) -> bool:
     """Whether most loads of the body read neighbours in memory when ``v`` grows by one."""
+    if any(isinstance(x, Guarded) and v in variables(x.condition) for x in walk(d.body)):
+        return False  # a condition for a load keeps vectors, and with them several sums at a time, away
     steps = [abs(layouts[x.source].address(x.index).coefficient(v)) for x in loads(d.body) if x.source in layouts]
     moving = [s for s in steps if s]
     return bool(moving) and sum(s == 1 for s in moving) * 2 >= len(moving)

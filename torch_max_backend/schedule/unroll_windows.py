@@ -1,6 +1,7 @@
 """Small reductions over windows are written out, so that vectors run along the image and taps share what they read.
 
-Before: ``t0[i:64] = maximum over r:3 of x[2*i + r]``. After: ``t0[i:64] = maximum(maximum(x[2*i], x[2*i + 1]), x[2*i + 2])``.
+Before: ``t0[i:64] = maximum over r:3 of x[2*i + r]``.
+After: ``t0[i:64] = maximum(maximum(x[2*i], x[2*i + 1]), x[2*i + 2])``.
 """
 
 from __future__ import annotations

@@ -311,6 +311,7 @@ def pad_gradients(g1, g2, g3, x):
         aten.replication_pad3d_backward(g3, x[:, None], [1, 1, 0, 1, 1, 0]),
         aten.reflection_pad1d_backward(g1, x[0], [2, 1]),
         aten.reflection_pad2d_backward(g2[:, :5], x, [2, 1, 0, 2]),
+        aten.reflection_pad3d_backward(g3[:, :1], x[:, None], [1, 1, 0, 1, 0, 0]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Padding: constant, reflection and replication, and the gradients of replication."""
+"""Padding: constant, reflection and replication, and the gradients of the last two."""
 
 from __future__ import annotations
 
@@ -121,12 +121,25 @@ def replication_pad(self: TensorValue, padding: Sequence[Size]) -> TensorValue:
     aten.replication_pad3d_backward.default,
 )
 def replication_pad_backward(grad_output: TensorValue, self: TensorValue, padding: Sequence[Size]) -> TensorValue:
+    return _gathered(grad_output, self, padding, reflect=False)
+
+
+# reflection_pad1d_backward(Tensor grad_output, Tensor self, SymInt[2] padding) -> Tensor
+@map_to(
+    aten.reflection_pad1d_backward.default,
+    aten.reflection_pad2d_backward.default,
+    aten.reflection_pad3d_backward.default,
+)
+def reflection_pad_backward(grad_output: TensorValue, self: TensorValue, padding: Sequence[Size]) -> TensorValue:
+    return _gathered(grad_output, self, padding, reflect=True)
+
+
+def _gathered(grad: TensorValue, self: TensorValue, padding: Sequence[Size], reflect: bool) -> TensorValue:
     """Axis by axis, the gradient is added up where its value came from."""
-    grad = grad_output
     for axis, (before, after) in enumerate(_by_axis(padding, self.rank)):
         if static(before) == 0 and static(after) == 0:
             continue
-        at = _nearest(self, axis, before, grad.shape[axis], reflect=False)
+        at = _nearest(self, axis, before, grad.shape[axis], reflect)
         base = full(0, [*grad.shape[:axis], self.shape[axis], *grad.shape[axis + 1 :]], grad.dtype, grad.device)
         grad = write_rows(base, axis + 1, positions_of_rows(base, axis, at), grad, "sum")
     return grad

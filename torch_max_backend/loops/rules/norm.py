@@ -44,11 +44,15 @@ def native_layer_norm(
     dims = list(range(input.rank - len(normalized_shape), input.rank))
     mean, variance = moments(input, dims, 0, compute)
     inverse = _inverse(variance, eps)
-    y, (_, *promised) = _applied(input, mean, inverse, weight, bias, input.dtype), builder().promise
-    mean, inverse = (
-        x if x.dtype is p.dtype else converted(x, p.dtype) for x, p in zip((mean, inverse), promised, strict=True)
-    )
-    return y, mean, inverse
+    y = _applied(input, mean, inverse, weight, bias, input.dtype)
+    return y, _kept(mean, 1), _kept(inverse, 2)
+
+
+def _kept(x: Tensor, k: int) -> Tensor:
+    """A statistic as result ``k``: its dtype depends on the device and on the other operands."""
+    promise = builder().promise
+    dtype = x.dtype if promise is None else promise[k].dtype
+    return x if dtype is x.dtype else converted(x, dtype)
 
 
 # native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,

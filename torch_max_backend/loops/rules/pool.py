@@ -252,7 +252,8 @@ def avg_pool1d(
     return avg_pool2d(self, kernel_size, stride, padding, ceil_mode, count_include_pad, None, 1)
 
 
-# avg_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode,
+# avg_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding, bool
+#     ceil_mode,
 #     bool count_include_pad, int? divisor_override) -> Tensor
 @rule(aten.avg_pool2d_backward.default)
 def avg_pool2d_backward(
@@ -270,7 +271,8 @@ def avg_pool2d_backward(
     return avg_pool_gradient(grad_output, self, windows, _divisor(windows, count_include_pad, divisor_override))
 
 
-# avg_pool3d_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding, bool ceil_mode,
+# avg_pool3d_backward(Tensor grad_output, Tensor self, int[3] kernel_size, int[3] stride, int[3] padding, bool
+#     ceil_mode,
 #     bool count_include_pad, int? divisor_override) -> Tensor
 @rule(aten.avg_pool3d_backward.default)
 def avg_pool3d_backward(
@@ -354,12 +356,13 @@ def im2col(self: Tensor, kernel_size: Ints, dilation: Ints, padding: Ints, strid
     return Tensor((*batch, channels * (rows * columns), Index.of(high * wide)), self.dtype, at)
 
 
-# col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor
+# col2im(Tensor self, SymInt[2] output_size, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) ->
+#     Tensor
 @rule(aten.col2im.default)
 def col2im(
     self: Tensor, output_size: Sequence[int | Index], kernel_size: Ints, dilation: Ints, padding: Ints, stride: Ints
 ) -> Tensor:
-    rows, columns = kernel_size
+    rows, columns = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
     *batch, lines, _ = self.shape
     shape = (*batch, lines // (rows * columns), *map(Index.of, output_size))
     image = Tensor(shape, self.dtype, self.at)

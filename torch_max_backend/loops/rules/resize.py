@@ -1,7 +1,7 @@
 """Interpolation: each output is a weighted sum of a few inputs along every dimension, and gradients the reverse.
 
-Places are computed as torch computes them on a CPU: in float32 for every dtype but float64. Where the ratio of the sizes
-is an integer, or where integers give the same places, they are integers, which loops can be split by.
+Places are computed as torch computes them on a CPU: in float32 for every dtype but float64. Where the ratio of the
+sizes is an integer, or where integers give the same places, they are integers, which loops can be split by.
 """
 
 from __future__ import annotations
@@ -134,10 +134,8 @@ def _cubic(a: Axis, o: Index) -> list[Tap]:
 @functools.lru_cache(maxsize=256)
 def _reach(a: Axis) -> tuple[Callable[[Index], Index], int]:
     n, m = a.inputs, a.outputs
-    if a.mode in ("nearest", "exact"):
-        parts = [[x] for x in _places(a)]
-    else:
-        parts = [_touched(a, o) for o in range(m)]
+    is_nearest = a.mode in ("nearest", "exact")
+    parts = [[x] for x in _places(a)] if is_nearest else [_touched(a, o) for o in range(m)]
     first, last = [m] * n, [-1] * n
     for o, inputs in enumerate(parts):
         for i in inputs:
@@ -208,7 +206,8 @@ def _gradient(grad: Tensor, shape: Shape, axes: Sequence[Axis]) -> Tensor:
 
     def at(index: Shape, place: Shape) -> Scalar:
         zero = constant(0, inner)
-        outputs, conditions, weight = [], [], constant(1, inner)
+        outputs, conditions = [], []
+        weight: Scalar = constant(1, inner)
         for a, (start, _), i, k in zip(axes, reaches, index[first:], place, strict=True):
             o = start(i) + k
             outputs.append(o)

@@ -19,7 +19,7 @@ Condition = Scalar
 
 @dataclass(frozen=True)
 class Window:
-    """``size`` taps, ``dilation`` apart, every ``stride`` inputs, beginning ``padding`` before the first of ``inputs``."""
+    """``size`` taps, ``dilation`` apart, every ``stride`` inputs; the first begins ``padding`` before the inputs."""
 
     size: int
     stride: int

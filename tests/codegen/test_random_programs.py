@@ -1,0 +1,47 @@
+"""Random loop programs: every pass keeps their results, and so do the kernels that are generated for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.loop_programs import check_generated, check_passes, random_program
+from torch_max_backend.schedule import fuse, nest, split
+
+CHUNK = 40
+"""Programs of one compile."""
+SMALL = [(split, "PART", 64), (split, "CHAIN", 16), (split, "ENOUGH", 4), (split, "LANES", 4), (nest, "SLICE", 32)]
+SMALL += [(fuse, "ROW", 64)]
+"""Thresholds with which small tensors take the paths of large ones: parts, slices, kernels that are kept apart."""
+
+
+def _check(first: int, folder: Path) -> None:
+    programs = [random_program(seed) for seed in range(first, first + CHUNK)]
+    check_generated(programs, [check_passes(p) for p in programs], folder)
+
+
+@pytest.mark.parametrize("first", [0, CHUNK])
+def test_random_programs(first: int, tmp_path: Path) -> None:
+    _check(first, tmp_path)
+
+
+@pytest.mark.parametrize("first", [100_000])
+def test_random_programs_as_if_large(first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in SMALL:
+        monkeypatch.setattr(module, name, value)
+    _check(first, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(2 * CHUNK, 1000, CHUNK))
+def test_more_random_programs(first: int, tmp_path: Path) -> None:
+    _check(first, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(100_000 + CHUNK, 101_000, CHUNK))
+def test_more_random_programs_as_if_large(first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in SMALL:
+        monkeypatch.setattr(module, name, value)
+    _check(first, tmp_path)
