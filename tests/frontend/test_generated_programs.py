@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from tests.support.processes import Processes
 from torch_max_backend import max_backend, reports
@@ -97,9 +98,9 @@ def broken(*args: Any, **kwargs: Any) -> bytes:
 
 def test_strict_mode_says_that_mojo_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compile_programs, "build_shared_library", broken)
-    with pytest.raises(Exception, match="Mojo's compiler is broken") as caught:
+    with pytest.raises(BackendCompilerFailed, match="Mojo's compiler is broken") as caught:
         compiled(softmax_of_rows, cache_dir=str(tmp_path))(torch.randn(3, 4))
-    assert isinstance(caught.value, ProgramError) or isinstance(caught.value.__cause__, ProgramError)
+    assert isinstance(caught.value.inner_exception, ProgramError)
 
 
 @pytest.mark.xdist_group("processes")
@@ -188,6 +189,7 @@ tell()
 
 def _run(processes: Processes, program: str, folder: Path, **environment: str) -> dict[str, Any]:
     own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"), "TORCH_MAX_BACKEND_CACHE_DIR": str(folder / "cache")}
+    own["TORCH_MAX_BACKEND_BEARTYPE"] = "0"  # such a process takes a second then, and not five
     done = processes.run(PRELUDE + textwrap.dedent(program), folder, **{**own, **environment})
     assert done.told, done.errors[-4000:]
     return done.told
@@ -209,7 +211,7 @@ def test_a_second_process_compiles_nothing(processes: Processes, tmp_path: Path)
 
 @pytest.mark.xdist_group("processes")
 @pytest.mark.own_processes
-@pytest.mark.parametrize("harm", ["delete", "shorten", "overwrite"])
+@pytest.mark.parametrize("harm", ["delete", *(pytest.param(h, marks=pytest.mark.full) for h in ("shorten", "zero"))])
 def test_a_damaged_library_is_compiled_again(processes: Processes, tmp_path: Path, harm: str) -> None:
     _run(processes, WARM, tmp_path)
     (library,) = (tmp_path / "cache" / "v1" / "blobs").glob("*/*")

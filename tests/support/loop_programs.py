@@ -23,7 +23,7 @@ from torch_max_backend.codegen.program_writer import WrittenProgram, write_progr
 from torch_max_backend.compile.mojo_build import build_shared_library
 from torch_max_backend.loops import program as loop_program
 from torch_max_backend.loops.expr import Scalar, as_index, cast, constant, op, select
-from torch_max_backend.loops.from_region import contiguous_strides
+from torch_max_backend.loops.from_region import dense_strides
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.interpreter import Interpreter
 from torch_max_backend.loops.program import Call, Called, Input, Program, Ref
@@ -344,7 +344,7 @@ class _Maker:
         mine = refs[0]
         if refs[1] is None:
             refs[1] = Ref(mine.name, (k, m), (Index.of(1), k), Index.of(0))
-        called = Called(self.builder.name(), x.dtype, (m, m), contiguous_strides((m, m)))
+        called = Called(self.builder.name(), x.dtype, (m, m), dense_strides((m, m)))
         self.builder.program.steps.append(Call("ATen", torch.ops.aten.mm.default, tuple(refs), {}, (called,)))
         result = named(called.name, called.sizes, x.dtype)
         scale = 1.0 / int(k.constant)
@@ -353,7 +353,7 @@ class _Maker:
     def _ref(self, x: Tensor) -> Ref:
         name = x.at(tuple(Index.of(0) for _ in x.shape)).source  # type: ignore[attr-defined]
         self.read_by_calls.add(name)
-        return Ref(name, x.shape, contiguous_strides(x.shape), Index.of(0))
+        return Ref(name, x.shape, dense_strides(x.shape), Index.of(0))
 
     # -- ends --------------------------------------------------------------------------------------------------
     def finish(self) -> LoopProgram:
@@ -462,8 +462,8 @@ def check_passes(made: LoopProgram) -> list[torch.Tensor]:
 
 
 # -- many programs in one library --------------------------------------------------------------------------------------
-class _Part:
-    """The functions of one of the programs in a library."""
+class _Part(Library):
+    """The functions of one of the programs in a library that is loaded."""
 
     def __init__(self, library: Library, prefix: str) -> None:
         self.library, self.prefix = library, prefix
@@ -481,7 +481,7 @@ def built(written: Sequence[WrittenProgram], folder: Path) -> list[Callable[...,
     path = folder / f"programs{len(list(folder.iterdir()))}.so"  # what is loaded is not written again
     path.write_bytes(build_shared_library("\n".join(parts), contract=False))
     library = Library(path)
-    return [program.spec.bind(_Part(library, f"p{k}_")) for k, program in enumerate(written)]  # type: ignore[arg-type]
+    return [program.spec.bind(_Part(library, f"p{k}_")) for k, program in enumerate(written)]
 
 
 def check_generated(programs: Sequence[LoopProgram], wanted: Sequence[list[torch.Tensor]], folder: Path) -> None:
