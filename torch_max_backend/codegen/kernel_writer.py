@@ -562,16 +562,19 @@ class _KernelWriter:
         if step == 0 or self.lanes == 1:
             self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, {value})")
             return
-        wide = self._widened((value, lanes), self.lanes)
+        wide, apart = self._widened((value, lanes), self.lanes), self.pointers[s.name]
+        if self.slots[s.name].dtype is torch.bfloat16 and step != 1:
+            # of lanes one by one: Mojo's LLVM cannot select the store of one that it has put on the stack
+            apart, wide = f"as_words({apart})", f"bitcast[u16]({wide})"
         if step is None:
-            self._line(f"store_at({self.pointers[s.name]}, {self._index_vector(s.address)}, {wide})")
+            self._line(f"store_at({apart}, {self._index_vector(s.address)}, {wide})")
         elif step == 1 and self.masked:
             where = f"{self.pointers[s.name]}, {self._index(s.address)}"
             self._line(f"store_masked({where}, {self.masked}, {wide})")
         elif step == 1:
             self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, {wide})")
         else:
-            self._line(f"store_strided({self.pointers[s.name]}, {self._index(s.address)}, {step}, {wide})")
+            self._line(f"store_strided({apart}, {self._index(s.address)}, {step}, {wide})")
 
     def _combined(self, s: Statement, combiner: str, value: str, have: int) -> tuple[str, int]:
         """A value combined with what is in memory at its address."""
@@ -685,9 +688,16 @@ class _KernelWriter:
         if self.vector is None or self.lanes == 1:
             return 0
         for atom, _ in index.terms:
-            if not isinstance(atom, Var) and self.vector in _reach(atom):
+            if not isinstance(atom, Var) and self._differs(atom):
                 return None
         return index.coefficient(self.vector)
+
+    def _differs(self, atom: Atom) -> bool:
+        """Whether an atom has another value in each lane: by the loop's variable, or by a vector in registers."""
+        computed = [a.value for a in Index.of(atom).atoms if isinstance(a, Computed)]
+        return self.vector in _reach(atom) or any(
+            self.registers[x.source][1] > 1 for x in loads(*computed) if not x.index
+        )
 
     def _index(self, index: Index) -> str:
         """The text of an index, in the first lane."""
@@ -751,7 +761,7 @@ class _KernelWriter:
 
     def _atom_vector(self, atom: Atom) -> str:
         lanes = self.lanes
-        if self.vector not in _reach(atom):
+        if not self._differs(atom):
             return f"from_int[i64, {lanes}]({self._atom(atom)})"
         if isinstance(atom, Var):
             return f"add(from_int[i64, {lanes}]({self.place[atom]}), iota[i64, {lanes}]())"

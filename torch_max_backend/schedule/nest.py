@@ -298,7 +298,10 @@ def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...], fixed: frozenset[
         for x in s.statements:
             if isinstance(x.how, Scatter) or (isinstance(x.how, Scan) and v in s.inner):
                 return False
-            if fixed is None and any(isinstance(y, Guarded) and v in variables(y.condition) for y in walk(x.body)):
+            conditions = [y.condition for y in walk(x.body) if isinstance(y, Guarded)]
+            if any(isinstance(z, Load) and not z.index for z in walk(*conditions)):
+                return False  # of what is in registers, which may be a vector
+            if fixed is None and any(v in variables(c) for c in conditions):
                 return False
         if fixed is not None and not is_decidable(s.statements, v, fixed):
             return False
@@ -313,7 +316,8 @@ def _with_vectors(n: Nest) -> Nest:
     best_outer = max(outer, key=lambda x: x[0], default=(0.0, None))
     inner: list[tuple[float, Var | None]] = []
     for s in n.stages:
-        choices = [(_gain(v, s.statements), v) for v in s.inner if _can_run_in_vectors(v, (s,), _around(v, s, n))]
+        loops = s.free + s.reduced[-1:] if any(x.place is not None for x in s.statements) else s.inner
+        choices = [(_gain(v, s.statements), v) for v in loops if _can_run_in_vectors(v, (s,), _around(v, s, n))]
         inner.append(max(choices, key=lambda x: x[0], default=(0.0, None)))
     total = sum(max(0.0, g) * _share(n, s) for (g, _), s in zip(inner, n.stages, strict=True))
     if best_outer[1] is not None and (best_outer[0] > total or _waits(n)):

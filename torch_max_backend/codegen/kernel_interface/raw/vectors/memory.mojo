@@ -66,6 +66,12 @@ def as_bytes[d: DType](p: Ptr[d]) -> Ptr[u8]:
 
 
 @always_inline("nodebug")
+def as_words[d: DType](p: Ptr[d]) -> Ptr[u16]:
+    """A tensor of 16-bit elements as their bits."""
+    return Ptr[u16](__mlir_op.`pop.pointer.bitcast`[_type=Ptr[u16].T](p.p))
+
+
+@always_inline("nodebug")
 def from_bytes[d: DType, w: Int](x: Vec[u8, w]) -> Vec[d, w]:
     return cast_plain[d](ne(x, const[u8, w](0)))
 

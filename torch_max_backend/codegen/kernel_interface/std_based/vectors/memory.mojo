@@ -92,6 +92,12 @@ def load_strided[w: Int, d: DType](p: Ptr[d], i: Int, step: Int) -> Vec[d, w]:
 
 
 @always_inline("nodebug")
+def as_words[d: DType](p: Ptr[d]) -> Ptr[u16]:
+    """A tensor of 16-bit elements as their bits."""
+    return Ptr[u16](p.address)
+
+
+@always_inline("nodebug")
 def store_strided[d: DType, w: Int](p: Ptr[d], i: Int, step: Int, x: Vec[d, w]):
     for k in range(w):
         store(p, i + k * step, lane_at(x, k))
