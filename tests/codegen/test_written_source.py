@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.loop_programs import LoopProgram, check_generated, check_passes
-from torch_max_backend.loops.expr import op
+from torch_max_backend.loops.expr import as_index, constant, op
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.program import Input
 from torch_max_backend.loops.rules import reduce, views
@@ -73,6 +73,18 @@ def guards_of_vectors(x: Tensor) -> tuple[Tensor, ...]:
     return z, y
 
 
+def first_of_equals(x: Tensor) -> tuple[Tensor, ...]:
+    """The first of equal elements, where memory has another order."""
+    return reduce.argmax(x, None), reduce.argmin(x, None)
+
+
+def places_in_registers(x: Tensor) -> tuple[Tensor, ...]:
+    """An index that is computed by vectors in the same kernel."""
+    y = define(x.shape, x.dtype, lambda i: op("remainder", x.at(i) * x.at(i), constant(2, x.dtype)))
+    z = define((*x.shape, Index.of(2)), x.dtype, lambda i: x.at((i[1] * 2 + as_index(y.at(i[:1]), 0, 1),)))
+    return y, z
+
+
 def sums_of_one(x: Tensor) -> tuple[Tensor, ...]:
     """Reductions over dimensions of size 1, and of size 0."""
     one = views.unsqueeze(x, 1)
@@ -95,6 +107,8 @@ CASES = {
     "negative_quotients": (negative_quotients, numbers(1, 1, 33, 64).permute(3, 2, 0, 1)),
     "inner_loops_of_one_stage": (inner_loops_of_one_stage, numbers(2, 2, 17, 17).permute(0, 3, 2, 1)),
     "guards_of_vectors": (guards_of_vectors, numbers(16, 128, dtype=torch.int32)),
+    "first_of_equals": (first_of_equals, numbers(33, 99).t()),
+    "places_in_registers": (places_in_registers, numbers(16, dtype=torch.int64)),
     "sums_of_one": (sums_of_one, numbers(5, 17)),
     "sums_in_parts": (sums_in_parts, numbers(33, 64, 1)),
 }

@@ -287,7 +287,7 @@ class _Maker:
             return None
         dims = self.random.sample(range(x.rank), self.random.randint(1, x.rank))
         keep = self.random.random() < 0.5
-        empty = 0 in [_sizes(x)[d] for d in dims]
+        empty = 0 in _sizes(x)
         if self.smooth:
             return self._smooth_reduction(x, dims, keep) if not empty else None
         number = x.dtype is not torch.bool
