@@ -22,14 +22,10 @@ from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.loops.from_region import program_of
 from torch_max_backend.options import Options
 from torch_max_backend.partition.region import Region
-from torch_max_backend.runtime.program import Library, load_library
+from torch_max_backend.runtime.program import LIBRARY, Library, load_library
 from torch_max_backend.schedule.plan import schedule
 
 log = logging.getLogger("torch_max_backend")
-
-GRAPH = "program"
-"""The name under which the store has a library of kernels, where it has the name of a graph for others."""
-
 
 @dataclass(frozen=True)
 class Program:
@@ -106,7 +102,7 @@ def _library(program: Program, options: Options, stats: CompileStats) -> Library
             seconds = time.perf_counter() - start
             stats.compile_s += seconds
             log.info("compiled %d kernels in %.2f s", program.written.spec.kernels, seconds)
-            store.put(built, {program.key: GRAPH}, {program.key: {"source": digest(program.written.source)}})
+            store.put(built, {program.key: LIBRARY}, {program.key: {"source": digest(program.written.source)}})
             entry = store.get(program.key)
             if entry is None:  # the store could not be written
                 return load_library(_unsaved(program.key, built), program.key)

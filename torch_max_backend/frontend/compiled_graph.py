@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from torch_max_backend.compile.cache.configured_store import store_for
-from torch_max_backend.compile.programs import GRAPH
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.diagnostics.report import GraphReport, record
@@ -21,7 +20,7 @@ from torch_max_backend.frontend.warm_start import options_of_call
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import Artifact, CallSpec, NotSavableError
 from torch_max_backend.runtime.cuda_graphs.replay import with_replay
-from torch_max_backend.runtime.program import load_library
+from torch_max_backend.runtime.program import LIBRARY, load_library
 from torch_max_backend.runtime.region_call import Model
 from torch_max_backend.runtime.session import load
 
@@ -163,7 +162,7 @@ def models_of(saved: SavedGraph) -> list[Artifact]:
         entry = store.get(key)
         if entry is None:
             raise MissingRegionsError(f"region {key[:12]}… is not in the cache {store.folder}")
-        if entry.graph == GRAPH:
+        if entry.graph == LIBRARY:
             models.append(load_library(entry.blob, entry.sha))
         else:
             models.append(load(entry.blob, entry.sha)[entry.graph])

@@ -25,6 +25,9 @@ from torch_max_backend.base.index_sites import Site
 SEGMENT = "segment"
 """Functions of a library are called this, with their number behind it."""
 
+LIBRARY = "program"
+"""The name under which the store has a library of kernels, where it has the name of a graph for others."""
+
 
 @dataclass(frozen=True)
 class SegmentSpec:
