@@ -274,10 +274,14 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
     if rounding_mode is None:
         return pointwise(lambda a, b: a / b, self, other, kind=PROMOTION.INT_TO_FLOAT)
 
+    _, result = promoted(self, other, kind=PROMOTION.DEFAULT)
+
     def formula(a: Scalar, b: Scalar) -> Scalar:
         if rounding_mode == "floor":
             return op("floor_div", a, b)
-        return op("trunc", a / b) if a.dtype.is_floating_point else op("trunc_div", a, b)
+        if not a.dtype.is_floating_point:
+            return op("trunc_div", a, b)
+        return op("trunc", cast(cast(a / b, result), a.dtype))  # torch rounds a quotient of 16 bits first
 
     return pointwise(formula, self, other)
 
@@ -451,6 +455,41 @@ def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     return pointwise(formula, grad_output, self)
 
 
+# hardswish_backward(Tensor grad_output, Tensor self) -> Tensor
+@rule(aten.hardswish_backward.default)
+def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        inside = g * (x / 3 + 0.5)  # not a number where x is none
+        return select(x <= -3, constant(0, g.dtype), select(x >= 3, g, inside))
+
+    return pointwise(formula, grad_output, self)
+
+
+# elu_backward(Tensor grad_output, Scalar alpha, Scalar scale, Scalar input_scale, bool is_result,
+#     Tensor self_or_result) -> Tensor
+@rule(aten.elu_backward.default)
+def elu_backward(
+    grad_output: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Tensor
+) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        if is_result:
+            below = g * input_scale * (x + alpha * scale)
+        else:
+            below = g * (input_scale * alpha * scale) * op("exp", x * input_scale)
+        return select(x > 0, g * scale, below)  # not a number where x is none
+
+    return pointwise(formula, grad_output, self_or_result)
+
+
+# hardtanh_backward(Tensor grad_output, Tensor self, Scalar min_val, Scalar max_val) -> Tensor
+@rule(aten.hardtanh_backward.default)
+def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        return select((x > min_val) & (x < max_val), g, constant(0, g.dtype))  # 0 where x is not a number
+
+    return pointwise(formula, grad_output, self)
+
+
 # threshold_backward(Tensor grad_output, Tensor self, Scalar threshold) -> Tensor
 @rule(aten.threshold_backward.default)
 def threshold_backward(grad_output: Tensor, self: Tensor, threshold: float) -> Tensor:
@@ -495,8 +534,7 @@ def softplus_rule(self: Tensor, beta: float = 1, threshold: float = 20) -> Tenso
 @rule(aten.hardshrink_backward.default, aten.softshrink_backward.default)
 def shrink_backward(grad_out: Tensor, self: Tensor, lambd: float) -> Tensor:
     def formula(g: Scalar, x: Scalar) -> Scalar:
-        inside = op("ge", x, constant(-lambd, x.dtype)) & op("le", x, constant(lambd, x.dtype))
-        return select(inside, constant(0, g.dtype), g)
+        return select((x > lambd) | (x < -lambd), g, constant(0, g.dtype))  # 0 where x is not a number
 
     return pointwise(formula, grad_out, self)
 
