@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.base.digests import cpu_target, digest, package_version
 from torch_max_backend.base.errors import Unsupported
@@ -26,6 +27,7 @@ from torch_max_backend.runtime.program import LIBRARY, Library, load_library
 from torch_max_backend.schedule.plan import schedule
 
 log = logging.getLogger("torch_max_backend")
+
 
 @dataclass(frozen=True)
 class Program:
@@ -46,9 +48,10 @@ def programs_of(regions: Sequence[Region], options: Options) -> dict[int, Progra
     found = {}
     for k, region in enumerate(regions):
         try:
-            program = program_of(region)
-            plan = schedule(program)
-            written = write_program(region, plan, _checked(region))
+            with unset_fake_temporarily():  # rules compute with tensors of their own
+                program = program_of(region)
+                plan = schedule(program)
+                written = write_program(region, plan, _checked(region))
         except Unsupported as limit:
             log.info("a region of %d ops is for MAX: %s", region.compute_nodes, limit)
             continue

@@ -289,6 +289,11 @@ def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
     return Op(name, (x,), dtype)
 
 
+def bitcast(x: Scalar, dtype: torch.dtype) -> Scalar:
+    """The bits of ``x`` as an element of a dtype of the same width."""
+    return x if x.dtype is dtype else Op("bitcast", (x,), dtype)
+
+
 def rounded(x: Scalar, dtype: torch.dtype) -> Scalar:
     """The result of an op that torch computes in a wider dtype, rounded to ``dtype``; left out before another op."""
     return cast(x, dtype, "round")
