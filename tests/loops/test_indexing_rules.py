@@ -227,6 +227,10 @@ OUTSIDE: list[tuple[str, Function, list[Any]]] = [
     ("index_add", lambda x, i: x.index_add(0, i, x[:2]), [X, torch.tensor([1, 9])]),
     ("index_copy", lambda x, i: x.index_copy(0, i, x[:2]), [X, torch.tensor([1, 9])]),
     ("index_fill", lambda x, i: x.index_fill(0, i, 2.0), [X, torch.tensor([1, 9])]),
+    ("nll_loss", lambda x, i: F.nll_loss(x, i, ignore_index=-1), [X, torch.tensor([1, -1, 40, 3, 4, 5, 6, 7, 8])]),
+    ("nll_loss of each", lambda x, i: F.nll_loss(x, i, reduction="none"), [X, torch.tensor([-1] * 9)]),
+    ("nll_loss of an image", lambda x, i: F.nll_loss(x, i, X[0, :3]), [numbers(2, 3, 4, 5), torch.full((2, 4, 5), 3)]),
+    ("cross_entropy", lambda x, i: F.cross_entropy(x, i, reduction="sum"), [X, torch.tensor([40] * 9)]),
 ]
 
 
