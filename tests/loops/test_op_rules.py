@@ -160,6 +160,11 @@ ROWS: list[Row] = [
         }.items()
     ),
     ("powers of whole numbers", lambda a, b: a**b, [torch.tensor([2, -1, -1, 1, 0, 3, -2]), torch.tensor([62, -3, -4, -9, 0, -1, 63])]),
+    *(
+        (f"powers of {dtype}", lambda a, b: (a**b, 3**b, a[:, None] ** b, a.int() ** b.abs()), [integers(40, dtype=dtype), torch.cat([integers(37), torch.tensor([63, 100, -100])]).to(dtype)])
+        for dtype in (torch.int64, torch.int32, torch.int8)
+    ),
+    ("powers of bytes", lambda a, b: (a**b, a**200, a**0), [integers(40, low=0, high=255, dtype=torch.uint8), integers(40, low=0, high=255, dtype=torch.uint8)]),
     ("true and false", lambda a, b: (a + b, a * b, a & b, a | b, a ^ b, ~a, a.sum(), a.to(torch.float32).mean(), a < b), [randn(9) > 0, randn(9, dtype=torch.float64) < 0]),
     # numbers beside the ordinary
     *(
