@@ -83,11 +83,21 @@ def _safe_quotient(a: Any, b: Any) -> Any:
     return (a - np.fmod(a, c)) // c
 
 
+def _power(a: Any, b: Any) -> Any:
+    """Torch's; it has no power of wide unsigned integers, whose bits are those of the signed ones."""
+    signed = np.dtype(f"int{8 * a.dtype.itemsize}") if a.dtype.kind == "u" and a.dtype.itemsize > 1 else a.dtype
+    large = (a.dtype.kind == "u") & (b.view(signed) < 0) if signed != a.dtype else np.zeros(a.shape, bool)
+    half = np.where(large, b >> b.dtype.type(1), b)
+    x, y = (torch.from_numpy(v.astype(signed)) for v in (a, half))
+    found = torch.pow(x, y).numpy().astype(a.dtype)
+    return np.where(large, found * found * np.where(b % b.dtype.type(2) == 1, a, a.dtype.type(1)), found)
+
+
 INTEGER: dict[str, tuple[int, Callable[..., Any]]] = {
     "add": (2, np.add), "sub": (2, np.subtract), "mul": (2, np.multiply), "neg": (1, lambda a: 0 - a),
     "absolute": (1, np.abs), "minimum": (2, np.minimum), "maximum": (2, np.maximum), "sign": (1, np.sign),
     "floor_div": (2, np.floor_divide), "trunc_div": (2, _quotient), "remainder": (2, np.remainder),
-    "fmod": (2, np.fmod), "bit_and": (2, np.bitwise_and), "bit_or": (2, np.bitwise_or),
+    "fmod": (2, np.fmod), "integer_power": (2, _power), "bit_and": (2, np.bitwise_and), "bit_or": (2, np.bitwise_or),
     "bit_xor": (2, np.bitwise_xor), "bit_not": (1, np.invert),
     "shift_left": (2, _shift(np.left_shift, lambda a: 0 * a)),
     "shift_right": (2, _shift(np.right_shift, lambda a: np.where(a < 0, -1, 0).astype(a.dtype))),

@@ -136,6 +136,16 @@ WRITES: list[tuple[str, Function, list[Any]]] = [
     ("slice_scatter", lambda x, y: torch.slice_scatter(x, y, 1, 3, 33, 2), [X, numbers(9, 15)]),
     ("slice_scatter in place", lambda x, y: x.clone()[2:5].copy_(y), [X, numbers(3, 40)]),
     ("select_scatter", lambda x, y: torch.select_scatter(x, y, 0, -2), [X, numbers(40)]),
+    *(
+        (f"diagonal_scatter at {k}", lambda x, y, k=k: torch.diagonal_scatter(x, y, k), [X, X.diagonal(k) * 2])
+        for k in (0, 3, -2, 35, -8)
+    ),
+    (
+        "diagonal_scatter of planes",
+        lambda x, y: torch.diagonal_scatter(x, y, -1, 2, 0),
+        [numbers(4, 3, 5), numbers(3, 4)[:, :4]],
+    ),
+    ("a diagonal in place", lambda x: x.clone().diagonal().mul_(2), [X]),
     ("to what is not contiguous", lambda x, i, y: x.t().index_add(1, i, y), [X, integers(9, 20), numbers(40, 20)]),
     (
         "a gradient of rows",
@@ -227,6 +237,10 @@ OUTSIDE: list[tuple[str, Function, list[Any]]] = [
     ("index_add", lambda x, i: x.index_add(0, i, x[:2]), [X, torch.tensor([1, 9])]),
     ("index_copy", lambda x, i: x.index_copy(0, i, x[:2]), [X, torch.tensor([1, 9])]),
     ("index_fill", lambda x, i: x.index_fill(0, i, 2.0), [X, torch.tensor([1, 9])]),
+    ("nll_loss", lambda x, i: F.nll_loss(x, i, ignore_index=-1), [X, torch.tensor([1, -1, 40, 3, 4, 5, 6, 7, 8])]),
+    ("nll_loss of each", lambda x, i: F.nll_loss(x, i, reduction="none"), [X, torch.tensor([-1] * 9)]),
+    ("nll_loss of an image", lambda x, i: F.nll_loss(x, i, X[0, :3]), [numbers(2, 3, 4, 5), torch.full((2, 4, 5), 3)]),
+    ("cross_entropy", lambda x, i: F.cross_entropy(x, i, reduction="sum"), [X, torch.tensor([40] * 9)]),
 ]
 
 

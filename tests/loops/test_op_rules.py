@@ -160,6 +160,11 @@ ROWS: list[Row] = [
         }.items()
     ),
     ("powers of whole numbers", lambda a, b: a**b, [torch.tensor([2, -1, -1, 1, 0, 3, -2]), torch.tensor([62, -3, -4, -9, 0, -1, 63])]),
+    *(
+        (f"powers of {dtype}", lambda a, b: (a**b, 3**b, a[:, None] ** b, a.int() ** b.abs()), [integers(40, dtype=dtype), torch.cat([integers(37), torch.tensor([63, 100, -100])]).to(dtype)])
+        for dtype in (torch.int64, torch.int32, torch.int8)
+    ),
+    ("powers of bytes", lambda a, b: (a**b, a**200, a**0), [integers(40, low=0, high=255, dtype=torch.uint8), integers(40, low=0, high=255, dtype=torch.uint8)]),
     ("true and false", lambda a, b: (a + b, a * b, a & b, a | b, a ^ b, ~a, a.sum(), a.to(torch.float32).mean(), a < b), [randn(9) > 0, randn(9, dtype=torch.float64) < 0]),
     # numbers beside the ordinary
     *(
@@ -180,6 +185,34 @@ ROWS: list[Row] = [
             "casts": lambda x: (x[3:].to(torch.int32), x.half(), x.bfloat16(), x.double(), x.bool()),
         }.items()
     ),
+    # parts of floats, and bits
+    *(
+        (f"parts of {x.dtype}", lambda x: (*torch.frexp(x), x.angle()), [x])
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+        for x in (torch.cat([SPECIAL.to(dtype), randn(7, dtype=dtype), torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).tiny, -torch.finfo(dtype).tiny / 4], dtype=dtype)]),)
+    ),
+    *(
+        (f"nextafter of {dtype}", lambda x, y: (torch.nextafter(x, y), torch.nextafter(y, x), torch.nextafter(x, x)), [SPECIAL.to(dtype)[:, None], torch.cat([SPECIAL, randn(7)]).to(dtype)])
+        for dtype in (torch.float32, torch.float64, torch.bfloat16)
+    ),
+    ("angles of whole numbers", lambda a: (a.angle(), (a > 0).angle()), [integers(9)]),
+    *(
+        (f"bits of {x.dtype}", lambda x, dtype=dtype: (x.view(dtype).clone(), (x + 1).view(dtype), x.view(dtype) + 1), [x])
+        for x, dtype in (
+            (SPECIAL, torch.int32),
+            (randn(3, 8, dtype=torch.bfloat16), torch.int16),
+            (SPECIAL.double(), torch.int64),
+            (integers(3, 8, dtype=torch.int32), torch.float32),
+            (integers(3, 8, dtype=torch.uint8), torch.int8),
+            (integers(3, 8, dtype=torch.int16), torch.float16),
+        )
+    ),
+    ("bits of a number", lambda x: (x + 1).view(torch.int32), [torch.tensor(1.5)]),
+    ("windows", lambda x: (x.unfold(1, 3, 2) + 1, x.unfold(0, 2, 1), x.sum().unfold(0, 1, 1) + 1), [randn(4, 9)]),
+    ("copied views", lambda x: (torch.select_copy(x, 0, 1), torch.slice_copy(x, 1, 2, 7, 2), *torch.split_copy(x, 2), torch.detach_copy(x), torch.as_strided_copy(x, (2, 3), (4, 2), 1), torch.unfold_copy(x, 1, 3, 2)), [randn(4, 9)]),
+    ("truth along no dimension", lambda x: (torch.any(x, ()), torch.all(x, ()), torch.any(x.byte(), ())), [torch.tensor([[0.0, 2.0]])]),
+    ("logsumexp of whole numbers", lambda x: x.logsumexp(0), [integers(9)]),
+    ("addcmul and addcdiv in place", lambda x, a, b: (x.addcmul_(a, b, value=0.5), x.addcdiv_(a, b, value=-2), x.add_(a, alpha=3)), [randn(9), randn(3, 3).flatten(), randn(9).abs() + 1]),
     # strides, offsets, views
     ("expanded", lambda x: x.expand(4, 3, 5) + 1, [randn(3, 1)]),
     ("transposed", lambda x: (x.t() * 2, x.t().contiguous()), [randn(4, 5).t()]),
@@ -226,6 +259,11 @@ ROWS: list[Row] = [
         (f"cdist of norm {p}", lambda a, b, p=p: torch.cdist(a, b, p, compute_mode="donot_use_mm_for_euclid_dist"), [randn(2, 3, 4), randn(2, 5, 4)])
         for p in (0.0, 0.5, 1.0, 2.0, 3.0, float("inf"))
     ),
+    *(
+        (f"cdist of norm {p} of NaN", lambda a, b, p=p: torch.cdist(a, b, p), [SPECIAL.view(3, 3), randn(2, 3)])
+        for p in (0.0, 1.0, 2.0, 3.0, float("inf"))
+    ),
+    ("cdist of rows of nothing", lambda a, b: (torch.cdist(a, b, float("inf")), torch.cdist(a, b, 0.0), torch.cdist(a, b, 1.0)), [randn(4, 0), randn(5, 0)]),
     # what a library reads
     ("a product's operand that leaves", lambda a, b: (lambda t: (t, torch.mm(b, t)))(a.t() * 2), [randn(4, 3), randn(5, 3)]),
     ("a product's operand that is stored", lambda a, b: (torch.mm(b, a + 1), a.add_(1)), [randn(4, 3).t(), randn(5, 3)]),
@@ -253,6 +291,7 @@ GRADIENTS: list[Row] = [
         lambda x, w, b: F.batch_norm(x, STATISTICS[0], STATISTICS[1], w, b),
         [randn(4, 3, 5), randn(3), randn(3)],
     ),
+    ("weight_norm", torch._weight_norm, [randn(5, 4), randn(5, 1)]),
     ("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), [randn(3, 4, 5, 2), randn(4), randn(4)]),
     ("layer_norm", lambda x, w, b: F.layer_norm(x, (5,), w, b), [randn(3, 5), randn(5), randn(5)]),
     ("rms_norm", lambda x, w: F.rms_norm(x, (5,), w), [randn(3, 5), randn(5)]),

@@ -200,3 +200,9 @@ def test_integers() -> None:
     x = torch.randint(-50, 50, (1, 2, 6, 40))
     _check(Row("", lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)), x, False)
     _check(Row("", lambda x: F.pad(x, (1, 2, 3, 1))), x, False)
+
+
+def test_places_without_a_gradient() -> None:
+    """Nothing of a graph's fake tensors reaches a rule that computes places."""
+    with torch.no_grad():
+        _check(Row("", _pool(F.interpolate, size=(7, 25), mode="nearest")), _image((1, 2, 6, 40)), False)

@@ -640,10 +640,7 @@ class _KernelWriter:
         values = [self._scalar(a) for a in x.args]
         lanes = max(n for _, n in values)
         args = ", ".join(self._widened(v, lanes) for v in values)
-        name = f"cast[{SHORT[x.dtype]}]" if x.name in ("cast", "round") else _SPELLED.get(x.name, x.name)
-        if x.name == "bitcast":
-            name = f"bitcast[{SHORT[x.dtype]}]"
-        return self._new("v", f"{name}({args})", lanes)
+        return self._new("v", f"{_spelled(x)}({args})", lanes)
 
     def _widened(self, value: tuple[str, int], lanes: int) -> str:
         text, have = value
@@ -781,9 +778,17 @@ class _KernelWriter:
 
 
 _NOWHERE = 2**62
-_SPELLED = {"pow": "power"}  # Mojo's own name would win over an imported one
 _Accumulators = dict[str, tuple[str, str, int]]
 """By statement: a name for the value, one for the place if it has one, lanes."""
+
+
+def _spelled(x: Op) -> str:
+    """What the kernel interface calls an operation."""
+    if x.name in ("cast", "round", "bitcast"):
+        return f"{'bitcast' if x.name == 'bitcast' else 'cast'}[{SHORT[x.dtype]}]"
+    if x.name == "pow":  # Mojo's own name would win over an imported one
+        return "power" if x.dtype.is_floating_point else "integer_power"
+    return x.name
 
 
 def _fits(v: Var, count: int) -> bool:

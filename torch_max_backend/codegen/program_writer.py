@@ -226,7 +226,8 @@ class _Writer:
         self.values[function] = call.target
         args = [self._argument(a) for a in call.args] + [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
         results = [r.name if r else "_" for r in call.results]
-        many = len(call.target._schema.returns) > 1
+        returns = call.target._schema.returns
+        many = len(returns) > 1 or isinstance(returns[0].type, torch.ListType)
         self.lines.append(f"{', '.join(results)}{' ' if not many else ', '}= {function}({', '.join(args)})")
         for r in call.results:
             if r is not None and r.sizes and r.name in self.last | self.outputs:

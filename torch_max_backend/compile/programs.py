@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.base.digests import cpu_target, digest, package_version
 from torch_max_backend.base.errors import Unsupported
@@ -55,9 +56,10 @@ def programs_of(
         if not without_loops.isdisjoint(region.nodes):
             continue
         try:
-            program = program_of(region)
-            plan = schedule(program)
-            written = write_program(region, plan, _checked(region))
+            with unset_fake_temporarily():  # rules compute with tensors of their own
+                program = program_of(region)
+                plan = schedule(program)
+                written = write_program(region, plan, _checked(region))
         except NodesWithoutLoopsError as limit:
             without_loops.update(limit.reasons)
             log.info("%d of the %d ops of a region are for MAX: %s", len(limit.reasons), region.compute_nodes, limit)

@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.loops.index import Computed, Index, Replaced, Var
 
@@ -275,8 +274,7 @@ def constant(value: bool | int | float, dtype: torch.dtype) -> Const:
 @functools.lru_cache(maxsize=4096)
 def _held(value: str, dtype: torch.dtype) -> float:
     """A number, as ``float.hex`` spells it with its sign, as ``dtype`` holds it."""
-    with unset_fake_temporarily():
-        return torch.tensor(float.fromhex(value), dtype=torch.float64).to(dtype).item()
+    return torch.tensor(float.fromhex(value), dtype=torch.float64).to(dtype).item()
 
 
 def op(name: str, *args: Scalar) -> Scalar:
@@ -296,6 +294,11 @@ def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
     if isinstance(x, Op) and x.name == "round" and dtype is x.args[0].dtype:
         return x.args[0]  # the rounding between two ops is left out
     return Op(name, (x,), dtype)
+
+
+def bitcast(x: Scalar, dtype: torch.dtype) -> Scalar:
+    """The bits of ``x`` as an element of a dtype of the same width."""
+    return x if x.dtype is dtype else Op("bitcast", (x,), dtype)
 
 
 def rounded(x: Scalar, dtype: torch.dtype) -> Scalar:

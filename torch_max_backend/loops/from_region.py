@@ -22,9 +22,9 @@ from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of,
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.loops.expr import SHORT, Load, Scalar
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.libraries import LIBRARY
+from torch_max_backend.loops.libraries import library_of
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref
-from torch_max_backend.loops.rules.registry import rules
+from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor, building, define, named
 from torch_max_backend.partition.region import Region
@@ -99,9 +99,10 @@ class _FromRegion:
         return tuple(map(self._unknown, value)) if isinstance(value, list | tuple) else None
 
     def _own(self, x: Tensor, taken: set[str], strides: Shape) -> str:
-        """The name of a definition that is exactly ``x``, that nobody else returns, and that may lie in these strides.
+        """The name of a definition or a call's result that is exactly ``x``, that nobody else returns, and that lies
+        in these strides or still may.
 
-        A library that reads it has been told its strides already.
+        A library that reads a definition has been told its strides already.
         """
         name = _source_of(x)
         free = name not in self.memory or self.memory[name][1] == strides
@@ -130,8 +131,10 @@ class _FromRegion:
         variables = tuple(Var(f"d{k}", s.constant) for k, s in enumerate(x.shape))
         index = tuple(map(Index.of, variables))
         for step in self.builder.program.steps:
-            if isinstance(step, Definition) and step.name == name:
-                return x.at(index) == Load(name, index, x.dtype) and step.sizes == x.shape
+            results = step.results if isinstance(step, Call) else (step,)
+            for found in results:
+                if found is not None and found.name == name:
+                    return x.at(index) == Load(name, index, x.dtype) and found.sizes == x.shape
         return False
 
     # -- nodes -------------------------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ class _FromRegion:
         if is_getitem(node):
             return args[0][args[1]]
         self.builder.where = f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
-        if node.target is torch.ops.aten.as_strided.default:
+        if node.target in _STRIDED:
             result = _as_strided(args[0], tensor_of(node.args[0]), *args[1:], **kwargs)
         else:
             result = self._apply(node.target, args, kwargs, value_of(node))
@@ -160,12 +163,12 @@ class _FromRegion:
             _dtype(value)
             if value.device.type not in ("cpu", "meta"):
                 raise Unsupported(f"programs run on a CPU, not on {value.device}")
-        rule = rules().get(target)
+        rule = rule_of(target)
         if rule is not None:
             self.builder.promise = promise
-            with contextlib.suppress(_NoRule):
+            with contextlib.suppress(LeftToLibrary):
                 return rule(*args, **kwargs)
-        if target in LIBRARY:
+        if library_of(target):
             return self._call(target, args, kwargs, promise)
         return self._taken_apart(target, args, kwargs)
 
@@ -244,7 +247,7 @@ class _FromRegion:
             self.memory[found.name] = found.sizes, found.strides
             results.append(found)
         given = tuple(as_ref(a) for a in args), {k: as_ref(v) for k, v in kwargs.items()}
-        self.builder.program.steps.append(Call(LIBRARY[target], target, *given, tuple(results), self.builder.where))
+        self.builder.program.steps.append(Call(library_of(target), target, *given, tuple(results), self.builder.where))
         tensors = [named(r.name, r.sizes, r.dtype) if r else None for r in results]
         return tuple(tensors) if many else tensors[0]
 
@@ -260,7 +263,9 @@ class _FromRegion:
         if load.source not in self.memory:
             step = next(s for s in self.builder.program.steps if isinstance(s, Definition) and s.name == load.source)
             self.memory[load.source] = step.sizes, self._leaving_strides(step)
-        _, strides = self.memory[load.source]
+        sizes, strides = self.memory[load.source]
+        if x.shape == sizes and load.index == tuple(map(Index.of, variables)):
+            return Ref(load.source, sizes, strides, Index.of(0))
         address = Index.of(0)
         for i, stride in zip(load.index, strides, strict=True):
             address = address + i * stride
@@ -269,6 +274,9 @@ class _FromRegion:
         return Ref(
             load.source, x.shape, tuple(Index.of(address.coefficient(v)) for v in variables), Index.of(address.constant)
         )
+
+
+_STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default)
 
 
 # as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
@@ -289,10 +297,6 @@ def _as_strided(
         return x.at(tuple(own[order.index(d)] for d in range(x.rank)))
 
     return Tensor(_numbers(size), x.dtype, at)
-
-
-class _NoRule(Exception):
-    """A rule leaves its node to a library call or a decomposition."""
 
 
 def dense_strides(sizes: Shape, order: Sequence[int] | None = None) -> Shape:

@@ -1,12 +1,21 @@
-"""Which ops a library computes, and which library that is."""
+"""Which ops are calls of a library, and of which.
+
+A program has these where a kernel that others have written is better than loops, or where an op is no loop. Beside
+products, convolutions and attention that is whatever orders elements, walks tables of ragged rows, samples images, or
+is a long function that eager computes by steps of its own. "ATen" is torch's own kernel: results are equal to eager's,
+and so is the speed. It takes no part in fusion, so an op belongs here only as long as no rule is as good.
+
+What is listed here returns new tensors and writes into none of its arguments.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch._ops import OpOverload
 
 aten = torch.ops.aten
 
-_ATEN = [
+_PRODUCTS = [
     aten.mm.default,
     aten.addmm.default,
     aten.bmm.default,
@@ -17,12 +26,114 @@ _ATEN = [
     aten.mv.default,
     aten.dot.default,
     aten.addmv.default,
+    aten._grouped_mm.default,
     aten.convolution.default,
     aten.convolution_backward.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 ]
+"""On a CPU these are MKL's and oneDNN's."""
+
+_ORDER = [
+    aten.sort.default,
+    aten.sort.stable,
+    aten.topk.default,
+    aten.kthvalue.default,
+    aten.median.default,
+    aten.median.dim,
+    aten.nanmedian.default,
+    aten.nanmedian.dim,
+    aten.mode.default,
+    aten.searchsorted.Tensor,
+    aten.searchsorted.Scalar,
+    aten.bucketize.Scalar,
+]
+"""Sorts, what is found by rank, and binary search. Which of equal elements ``topk``, ``kthvalue`` and ``median`` take
+is defined by ATen's algorithms alone. Searches have a rule, which leaves those with a sorter."""
+
+_COUNTS = [
+    aten.histc.default,
+    aten.histogram.bin_ct,
+    aten.histogram.bins_tensor,
+    aten._histogramdd_bin_edges.default,
+    aten._histogramdd_from_bin_cts.default,
+    aten._histogramdd_from_bin_tensors.default,
+    aten.hash_tensor.default,
+    aten.nonzero_static.default,
+]
+
+_RAGGED = [
+    aten.masked_scatter.default,
+    aten.masked_scatter_backward.default,
+    aten.segment_reduce.default,
+    aten._segment_reduce_backward.default,
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+    aten._embedding_bag_backward.default,
+    aten._embedding_bag_per_sample_weights_backward.default,
+    aten.embedding_renorm.default,
+]
+"""Rows of lengths that data gives, and the places behind each other that a mask has."""
+
+_IMAGES = [
+    aten.grid_sampler_2d.default,
+    aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d.default,
+    aten.grid_sampler_3d_backward.default,
+    aten.fractional_max_pool2d.default,
+    aten.fractional_max_pool2d_backward.default,
+    aten.fractional_max_pool3d.default,
+    aten.fractional_max_pool3d_backward.default,
+    *(
+        getattr(aten, f"_upsample_{how}2d_aa{backward}").default
+        for how in ("bilinear", "bicubic", "lanczos")
+        for backward in ("", "_backward")
+        if hasattr(aten, f"_upsample_{how}2d_aa{backward}")
+    ),
+]
+
+_DISTANCES = [aten._pdist_forward.default, aten._pdist_backward.default]
+
+_POLYNOMIALS = """chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
+    shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v
+    shifted_chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l
+    legendre_polynomial_p"""
+_SPECIAL = """airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx i0e i1 i1e log_ndtr modified_bessel_i0
+    modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 ndtri scaled_modified_bessel_k0 scaled_modified_bessel_k1
+    spherical_bessel_j0"""
+_FUNCTIONS = [
+    aten.i0.default,
+    aten.igamma.default,
+    aten.igammac.default,
+    aten.polygamma.default,
+    aten.special_zeta.default,
+    aten.special_zeta.self_scalar,
+    aten.special_zeta.other_scalar,
+    aten.gcd.default,
+    aten.lcm.default,
+    *(getattr(aten, f"special_{name}").default for name in _SPECIAL.split()),
+    *(
+        getattr(getattr(aten, f"special_{name}"), overload)
+        for name in _POLYNOMIALS.split()
+        for overload in ("default", "x_scalar", "n_scalar")
+    ),
+]
+"""Elementwise functions of many steps, some of them loops that end where the series has converged."""
+
+_ATEN = [*_PRODUCTS, *_ORDER, *_COUNTS, *_RAGGED, *_IMAGES, *_DISTANCES, *_FUNCTIONS]
 
 LIBRARY: dict[object, str] = dict.fromkeys(_ATEN, "ATen")
-"""Products, convolutions and attention, by op: the library that computes them. "ATen" is torch's own kernel, which on a
-CPU is MKL's or oneDNN's."""
+"""The library that computes an op, by overload. It computes what no loop rule does, or what a rule leaves to it."""
+
+_OTHERS = {
+    "transformers.grouped_mm_fallback.default": "transformers",
+    "transformers.grouped_mm_fallback_backward.default": "transformers",
+}
+"""Ops of libraries that are imported later or never, by name."""
+
+
+def library_of(target: object) -> str:
+    """The library that computes an op; empty if none does."""
+    if not isinstance(target, OpOverload):
+        return ""
+    return LIBRARY.get(target) or _OTHERS.get(str(target), "")

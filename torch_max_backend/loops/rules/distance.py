@@ -17,24 +17,22 @@ from torch_max_backend.loops.tensor import Tensor, computed_in, pointwise
 def cdist_forward(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
     compute = computed_in(x1.dtype)
     difference = pointwise(lambda a, b: a - b, unsqueeze(x1, -2), unsqueeze(x2, -3), compute=compute, dtype=compute)
+    if p == float("inf"):  # NaN is no largest difference, and of nothing that is 0
+        if x1.shape[-1] == 0:
+            return Tensor(difference.shape[:-1], x1.dtype, lambda index: constant(0, x1.dtype))
+        return over("maximum", difference, [-1], formula=_known, compute=compute, dtype=x1.dtype)
     if p == 0:
-        found = over("sum", difference, [-1], formula=_differs)
-    elif p == float("inf"):
-        longest = over("maximum", difference, [-1], formula=_length)
-        found = pointwise(lambda s: op("maximum", s, constant(0, s.dtype)), longest)  # 0 between rows without elements
-    else:
-        found = vector_norm(difference, p, [-1])
-    return to_copy(found, x1.dtype)
+        return over("sum", difference, [-1], formula=_differs, compute=compute, dtype=x1.dtype)
+    return to_copy(vector_norm(difference, p, [-1]), x1.dtype)
+
+
+def _known(x: Scalar) -> Scalar:
+    return select(op("is_nan", x), constant(0, x.dtype), op("absolute", x))
 
 
 def _differs(x: Scalar) -> Scalar:
-    """1 for a difference, however small; not a number where it is none."""
-    return op("minimum", op("ceil", op("absolute", x)), constant(1, x.dtype))
-
-
-def _length(x: Scalar) -> Scalar:
-    """Of a difference that is not a number, 0."""
-    return select(op("is_nan", x), constant(0, x.dtype), op("absolute", x))
+    """1 where there is a difference; NaN stays."""
+    return select(op("is_nan", x), x, cast(op("ne", x, constant(0, x.dtype)), x.dtype))
 
 
 # _cdist_backward(Tensor grad, Tensor x1, Tensor x2, float p, Tensor cdist) -> Tensor

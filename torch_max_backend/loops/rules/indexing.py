@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from torch_max_backend.base.errors import Unsupported
-from torch_max_backend.loops.expr import Scalar, cast, constant
+from torch_max_backend.loops.expr import Scalar, as_index, cast, constant, op, select
 from torch_max_backend.loops.index import Index, product
-from torch_max_backend.loops.rules.pointwise import to_copy
-from torch_max_backend.loops.rules.registry import aten, rule
+from torch_max_backend.loops.rules.registry import LeftToLibrary, aten, rule
 from torch_max_backend.loops.rules.views import reshaped
 from torch_max_backend.loops.tensor import (
     Shape,
@@ -19,14 +18,11 @@ from torch_max_backend.loops.tensor import (
     broadcast_shapes,
     checked_index,
     define,
-    reduce,
 )
 
 IN_SELF = "index out of range in self"
 OUT_OF_BOUNDS = "index {{index}} is out of bounds for dimension {dim} with size {size}"
 IN_ELEMENTS = "out of range: tried to access index {{index}} on a tensor of {size} elements."
-FEW = 64
-"""Boundaries that are counted rather than searched."""
 
 
 def out_of_bounds(x: Tensor, dim: int) -> str:
@@ -169,19 +165,30 @@ def searchsorted(
     sorter: Tensor | None = None,
 ) -> Tensor:
     count = sorted_sequence.shape[-1]
-    if sorter is not None or not count.is_constant or count.constant > FEW:
-        raise Unsupported(f"at most {FEW} boundaries in order, not {count}")
+    if sorter is not None or not count.is_constant:
+        raise LeftToLibrary
     after = right or side == "right"
     common = torch.promote_types(sorted_sequence.dtype, self.dtype)
     ahead = sorted_sequence.rank - 1
+    half = constant(1, torch.int64)
 
-    def at(i: Shape, place: Shape) -> Scalar:
-        boundary = cast(sorted_sequence.at((*i[:ahead], *place)), common)
+    def at(i: Shape) -> Scalar:
         value = cast(self.at(i), common)
-        return cast(~(boundary > value if after else boundary >= value), torch.int64)  # all are below a NaN
+        first: Scalar = constant(0, torch.int64)
+        end: Scalar = constant(count.constant, torch.int64)
+        for _ in range(count.constant.bit_length()):
+            middle = first + op("shift_right", end - first, half)
+            place = op("minimum", middle, constant(count.constant - 1, torch.int64))
+            boundary = cast(sorted_sequence.at((*i[:ahead], as_index(place, 0, count.constant - 1))), common)
+            below = ~(boundary > value if after else boundary >= value)  # all are below a NaN
+            first, end = (
+                select(below & (first < end), middle + 1, first),
+                select(below, end, middle),
+            )
+        return cast(first, dtype)
 
-    found = reduce("sum", self.shape, [count], at)
-    return to_copy(found, torch.int32) if out_int32 else found
+    dtype = torch.int32 if out_int32 else torch.int64
+    return define(self.shape, dtype, at)
 
 
 # bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from torch_max_backend.loops.expr import Scalar, as_index, cast, compare_index, constant, from_index, op, select
+from torch_max_backend.loops.expr import Scalar, as_index, cast, compare_index, constant, from_index, select
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.rules.reduce import over, pointwise_of
 from torch_max_backend.loops.rules.registry import aten, rule
-from torch_max_backend.loops.tensor import Shape, Tensor, computed_in, define, pointwise
+from torch_max_backend.loops.tensor import Shape, Tensor, checked_index, computed_in, define, pointwise
 
+OUT_OF_BOUNDS = "Target {index} is out of bounds."
 MEAN, SUM = 1, 2
 """Torch's numbers of reductions; with 0 there is none."""
 
@@ -33,26 +34,24 @@ class _Classes:
         self.shape = tuple(s for d, s in enumerate(x.shape) if d != self.dim)
 
     def _place(self, index: Shape) -> tuple[Scalar, Index]:
-        """The class, and an index that is safe to read with."""
+        """Whether an element is ignored, and its class, which is checked if it is not."""
         number = _target_at(self.target, index)
-        last = from_index(self.x.shape[self.dim] - 1)
-        safe = op("minimum", op("maximum", number, constant(0, torch.int64)), last)
-        return number, as_index(safe, 0, None)
+        ignored = number.equals(self.ignore_index)
+        counted = select(ignored, constant(0, torch.int64), number)
+        return ignored, checked_index(counted, self.x.shape[self.dim], OUT_OF_BOUNDS)
 
     def weight_at(self, index: Shape) -> Scalar:
         """The weight of an element's class, by default 1, and 0 where it is ignored."""
-        number, place = self._place(index)
+        ignored, place = self._place(index)
         one = constant(1, self.compute)
         weight = one if self.weight is None else cast(self.weight.at((place,)), self.compute)
-        return select(number.equals(self.ignore_index), constant(0, self.compute), weight)
+        return select(ignored, constant(0, self.compute), weight)
 
     def loss_at(self, index: Shape) -> Scalar:
-        """The weighted loss of an element: 0 where it is ignored, NaN where there is no such class."""
-        number, place = self._place(index)
+        """The weighted loss of an element: 0 where it is ignored."""
+        ignored, place = self._place(index)
         chosen = cast(self.x.at((*index[: self.dim], place, *index[self.dim :])), self.compute)
-        known = op("ge", number, constant(0, torch.int64)) & op("lt", number, from_index(self.x.shape[self.dim]))
-        loss = select(known, -chosen * self.weight_at(index), constant(float("nan"), self.compute))
-        return select(number.equals(self.ignore_index), constant(0, self.compute), loss)
+        return select(ignored, constant(0, self.compute), -chosen * self.weight_at(index))
 
 
 # nll_loss_forward(Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index)

@@ -183,3 +183,22 @@ def fused_rms_norm(
     else:
         y = pointwise(lambda x, r, w: x * r * w, input, inverse, weight, compute=compute, dtype=input.dtype)
     return y, inverse
+
+
+# _weight_norm_interface_backward(Tensor grad_w, Tensor saved_v, Tensor saved_g, Tensor saved_norms, int dim)
+#     -> (Tensor, Tensor)
+@rule(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(
+    grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    compute = computed_in(saved_v.dtype)
+    others = [d for d in range(saved_v.rank) if d != saved_v.dim(dim)]
+    both = pointwise(lambda g, v: g * v, grad_w, saved_v, compute=compute, dtype=compute)
+    total = over("sum", both, others, True, compute=compute)
+    along = pointwise(lambda s, n: s / n, total, saved_norms, compute=compute, dtype=saved_g.dtype)
+
+    def formula(grad: Any, v: Any, g: Any, n: Any, s: Any) -> Any:
+        return (grad - v * (s / (n * n))) * (g / n)
+
+    operands = (grad_w, saved_v, saved_g, saved_norms, total)
+    return pointwise(formula, *operands, compute=compute, dtype=saved_v.dtype), along

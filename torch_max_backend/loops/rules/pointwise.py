@@ -313,22 +313,18 @@ def pow_tensor(self: Operand, exponent: Operand) -> Tensor:
 
 
 def _integer_pow(x: Scalar, y: Scalar) -> Scalar:
-    """Squares by the bits of the exponent; with a negative one 0, but for 1 and -1."""
+    """Products of squares for a number; else in a loop over the exponent's bits. A negative one gives 0, 1 or -1."""
     if x.dtype is torch.bool:
         return x | ~y
-    one, zero = constant(1, x.dtype), constant(0, x.dtype)
-    result: Scalar = one
-    square = x
-    bits = torch.iinfo(x.dtype).bits - 1 if not isinstance(y, Const) else max(1, int(y.value).bit_length())
-    for k in range(bits):
-        bit = op("bit_and", op("shift_right", y, constant(k, y.dtype)), one)
-        result = result * select(bit.equals(0), one, square)
-        square = square * square
-    if not x.dtype.is_signed:
-        return result
-    of_unit = select(op("bit_and", y, one).equals(0), one, x)
-    is_unit = x.equals(1) | x.equals(-1)
-    return select(op("lt", y, zero), select(is_unit, of_unit, zero), result)
+    if not isinstance(y, Const) or y.value < 0:
+        return op("pow", x, y)
+    result: Scalar = constant(1, x.dtype)
+    left, square = int(y.value), x
+    while left:
+        if left % 2:
+            result = square if isinstance(result, Const) else result * square
+        left, square = left // 2, square * square
+    return result
 
 
 # -- more operands, and arguments that are no operands -----------------------------------------------------------------

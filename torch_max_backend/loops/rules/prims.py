@@ -13,7 +13,7 @@ from torch_max_backend.loops.rules.pointwise import clone, where
 from torch_max_backend.loops.rules.reduce import amax, amin, prod, sum_dims
 from torch_max_backend.loops.rules.registry import aten, prims, rule, same_as
 from torch_max_backend.loops.rules.views import flip, mapped, permute, reshaped, squeeze
-from torch_max_backend.loops.tensor import Tensor
+from torch_max_backend.loops.tensor import Operand, Tensor, pointwise
 
 _UNARY = """abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc exp exp2 expm1 floor
     isfinite lgamma log log10 log1p log2 neg reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc"""
@@ -128,3 +128,10 @@ def full_(shape: Sequence[Any], fill_value: Any, dtype: torch.dtype, **kwargs: A
 @rule(prims.scalar_tensor.default)
 def scalar_tensor(s: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
     return full([], s, dtype or torch.tensor(s).dtype)
+
+
+# fma(Tensor a, Tensor b, Tensor c) -> Tensor
+@rule("prims.fma.default")
+def fma(a: Operand, b: Operand, c: Operand) -> Tensor:
+    """``a * b + c``, what Dynamo makes of ``addcmul_``, ``addcdiv_`` and ``add_`` with a scale; rounded twice."""
+    return pointwise(lambda x, y, z: x * y + z, a, b, c)

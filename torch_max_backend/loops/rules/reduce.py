@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.loops.expr import Scalar, cast, constant, from_index, op, rounded, select
 from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.rules.pointwise import to_copy
@@ -225,6 +224,8 @@ def all_dims(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
 def _truth(combiner: str, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
     result = torch.uint8 if x.dtype is torch.uint8 else torch.bool
+    if not isinstance(dim, int | None) and not dim:  # over no dimension
+        return pointwise_of(x, lambda e: cast(cast(e, torch.bool), result), result)
     return over(combiner, x, dim, keepdim, lambda e: cast(e, torch.bool), x.dtype, dtype=result)
 
 
@@ -325,7 +326,7 @@ def vector_norm(
 @rule(aten.logsumexp.default)
 def logsumexp(self: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     if not self.dtype.is_floating_point:
-        raise Unsupported(f"logsumexp of floats, not of {self.dtype}")
+        self = to_copy(self, torch.get_default_dtype())
     compute = computed_in(self.dtype)
     top = over("maximum", self, dim, True, compute=compute)
     safe = pointwise_of(top, lambda m: select(op("is_inf", m), constant(0, m.dtype), m), compute)

@@ -19,15 +19,19 @@ from torch_max_backend.base.errors import RegistrationError
 from torch_max_backend.loops.tensor import Tensor
 
 Rule = Callable[..., Any]
-_rules: dict[OpOverload, Rule] = {}
+_rules: dict[OpOverload | str, Rule] = {}
 _loaded = False
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-def rule(*overloads: OpOverload) -> Callable[[Rule], Rule]:
-    """Register the decorated function as the rule of overloads."""
+class LeftToLibrary(Exception):
+    """A rule leaves its node to a library call, or to a decomposition if no library has one."""
+
+
+def rule(*overloads: OpOverload | str) -> Callable[[Rule], Rule]:
+    """Register the decorated function as the rule of overloads; one that torch defines late is given by its name."""
 
     def register(function: Rule) -> Rule:
         add_rule(function, *overloads)
@@ -36,10 +40,10 @@ def rule(*overloads: OpOverload) -> Callable[[Rule], Rule]:
     return register
 
 
-def add_rule(function: Rule, *overloads: OpOverload) -> None:
+def add_rule(function: Rule, *overloads: OpOverload | str) -> None:
     """Register a rule, which no overload may have yet."""
     for overload in overloads:
-        if not isinstance(overload, OpOverload):
+        if not isinstance(overload, OpOverload) and not (isinstance(overload, str) and overload.count(".") == 2):
             raise RegistrationError(f"{overload} is no overload of an ATen op: write aten.add.Tensor, not aten.add")
         if overload in _rules:
             raise RegistrationError(f"{overload} has a rule already")
@@ -51,7 +55,7 @@ def same_as(overload: OpOverload, *others: OpOverload) -> None:
     add_rule(_rules[overload], *others)
 
 
-def rules() -> dict[OpOverload, Rule]:
+def rules() -> dict[OpOverload | str, Rule]:
     """Every rule by its overload. The modules of this folder are imported when it is first asked for."""
     global _loaded
     if not _loaded:
@@ -63,4 +67,10 @@ def rules() -> dict[OpOverload, Rule]:
     return _rules
 
 
-__all__ = ["Tensor", "add_rule", "aten", "prims", "rule", "rules", "same_as"]
+def rule_of(target: object) -> Rule | None:
+    """The rule of a node's target, if it has one."""
+    found = rules()
+    return found.get(target) or found.get(str(target)) if isinstance(target, OpOverload) else None
+
+
+__all__ = ["LeftToLibrary", "Tensor", "add_rule", "aten", "prims", "rule", "rule_of", "rules", "same_as"]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.loops.expr import Scalar, as_index, cast, compare_index, constant, from_index, op
 from torch_max_backend.loops.index import Index, clamped, least
@@ -88,10 +87,9 @@ def _nearest(a: Axis, o: Index) -> list[Tap]:
 @functools.lru_cache(maxsize=256)
 def _places(a: Axis) -> list[int]:
     """The inputs that torch takes for each output of nearest interpolation."""
-    with unset_fake_temporarily():
-        at = torch.arange(a.outputs, dtype=a.dtype) + (0.5 if a.mode == "exact" else 0.0)
-        scale = torch.tensor(a.scale, dtype=torch.float64).to(a.dtype)
-        return [min(int(x), a.inputs - 1) for x in torch.floor(at * scale).tolist()]
+    at = torch.arange(a.outputs, dtype=a.dtype) + (0.5 if a.mode == "exact" else 0.0)
+    scale = torch.tensor(a.scale, dtype=torch.float64).to(a.dtype)
+    return [min(int(x), a.inputs - 1) for x in torch.floor(at * scale).tolist()]
 
 
 def _linear(a: Axis, o: Index) -> list[Tap]:

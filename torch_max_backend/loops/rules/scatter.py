@@ -316,6 +316,20 @@ def select_scatter(self: Tensor, src: Tensor, dim: int, index: Size) -> Tensor:
     return define(self.shape, self.dtype, at)
 
 
+# diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor
+@rule(aten.diagonal_scatter.default)
+def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    a, b = self.dim(dim1), self.dim(dim2)
+    rest = [d for d in range(self.rank) if d not in (a, b)]
+
+    def at(i: Shape) -> Scalar:
+        place = i[a] if offset >= 0 else i[b]
+        new = cast(src.at((*(i[d] for d in rest), place)), self.dtype)
+        return guarded(compare_index("eq", i[b], i[a] + offset), new, self.at(i))
+
+    return self if is_empty(src) else define(self.shape, self.dtype, at)
+
+
 # -- gradients ---------------------------------------------------------------------------------------------------------
 # embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx,
 #   bool scale_grad_by_freq) -> Tensor

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.base.errors import Unsupported
-from torch_max_backend.loops.expr import Scalar, compare_index, constant, guarded
+from torch_max_backend.loops.expr import Scalar, bitcast, compare_index, constant, guarded
 from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.rules.pointwise import to_copy
 from torch_max_backend.loops.rules.registry import aten, rule
@@ -85,8 +85,11 @@ def _groups(source: Shape, target: Sequence[Index]) -> list[tuple[list[int], lis
 
 
 # view(Tensor(a) self, SymInt[] size) -> Tensor(a)
-@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-def view(self: Tensor, size: Sequence[Size]) -> Tensor:
+@rule(
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_copy.default,
+    aten._reshape_alias_copy.default,
+)  # fmt: skip
+def view(self: Tensor, size: Sequence[Size], stride: Any = None) -> Tensor:
     return reshaped(self, size)
 
 
@@ -170,7 +173,7 @@ def _narrow(x: Tensor, d: int, start: Index, length: Index, step: int = 1) -> Te
 
 
 # slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
-@rule(aten.slice.Tensor)
+@rule(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice_(self: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1) -> Tensor:
     d = self.dim(dim)
     low, high = slice_bounds(self.shape[d], start, end)
@@ -200,7 +203,7 @@ def slice_bounds(size: Index, start: Size | None, end: Size | None) -> tuple[Ind
 
 
 # select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)
-@rule(aten.select.int)
+@rule(aten.select.int, aten.select_copy.int)
 def select_(self: Tensor, dim: int, index: Size) -> Tensor:
     d, at = self.dim(dim), Index.of(index)
     if not at.is_constant:
@@ -210,7 +213,7 @@ def select_(self: Tensor, dim: int, index: Size) -> Tensor:
 
 
 # split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]
-@rule(aten.split.Tensor)
+@rule(aten.split.Tensor, aten.split_copy.Tensor)
 def split(self: Tensor, split_size: Size, dim: int = 0) -> list[Tensor]:
     d = self.dim(dim)
     size, part = self.shape[d], Index.of(split_size)
@@ -365,6 +368,29 @@ def triu(self: Tensor, diagonal: int = 0) -> Tensor:
 
 
 # detach(Tensor(a) self) -> Tensor(a)
-@rule(aten.detach.default, aten.alias.default)
+@rule(aten.detach.default, aten.alias.default, aten.detach_copy.default)
 def same(self: Tensor) -> Tensor:
     return self
+
+
+# unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)
+@rule(aten.unfold.default)
+def unfold(self: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    if self.rank == 0:
+        return Tensor((Index.of(size),), self.dtype, lambda i: self.at(()))
+    d = self.dim(dimension)
+    shape = [*self.shape[:d], (self.shape[d] - size) // step + 1, *self.shape[d + 1 :], Index.of(size)]
+
+    def index_map(i: Shape) -> list[Index]:
+        return [*i[:d], i[d] * step + i[-1], *i[d + 1 : -1]]
+
+    return mapped(self, shape, index_map)
+
+
+# -- the same bits as another dtype ------------------------------------------------------------------------------------
+# view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)
+@rule(aten.view.dtype)
+def view_dtype(self: Tensor, dtype: torch.dtype) -> Tensor:
+    if self.dtype.itemsize != dtype.itemsize or torch.bool in (self.dtype, dtype):
+        raise Unsupported(f"the bits as a dtype of the same width, and not as bool, not {self.dtype} as {dtype}")
+    return Tensor(self.shape, dtype, lambda i: bitcast(self.at(i), dtype))

@@ -38,6 +38,24 @@ def power[w: Int](x: Vec[f32, w], y: Vec[f32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
+def integer_power[d: DType, w: Int](x: Vec[d, w], y: Vec[d, w]) -> Vec[d, w]:
+    """Squares, by the bits of the exponent; with a negative one 0, but for 1 and -1."""
+    var zero = const[d, w](0)
+    var one = const[d, w](1)
+    var negative = lt(y, zero)
+    var left = select(negative, zero, y)
+    var square = x
+    var result = one
+    while any_lane(ne(left, zero)):
+        result = select(ne(bit_and(left, one), zero), mul(result, square), result)
+        square = mul(square, square)
+        left = shr_plain(left, one)
+    var is_unit = bit_or(eq(x, one), eq(x, sub(zero, one)))
+    var of_unit = select(ne(bit_and(y, one), zero), x, one)
+    return select(negative, select(is_unit, of_unit, zero), result)
+
+
+@always_inline("nodebug")
 def rsqrt[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     return div_plain(const[f32, w](1), sqrt(x))
 
