@@ -58,15 +58,17 @@ def test_program(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def check_against_float64(case: Case) -> None:
-    """Every element is within its dtype's tolerance of what float64 gives, or no farther from it than eager's."""
+    """Every element is within its dtype's tolerance of what float64 gives, or no farther from it than one of eager's."""
     with torch.no_grad():
         given, eager = (pytree.tree_leaves(f(*case.make())) for f in (compiled(case), case.function))
         exact = pytree.tree_leaves(_in_float64(case))
     for i, (a, b, x) in enumerate(zip(given, eager, exact, strict=True)):
         assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()), f"leaf {i}"
         rtol, atol = TOLERANCE.get(a.dtype, (0.0, 0.0))
-        allowed = torch.maximum((b.double() - x).abs().nan_to_num(torch.inf), rtol * x.abs() + atol)
-        assert ((a.double() - x).abs() <= allowed).all(), f"leaf {i}: farther from float64 than eager"
+        error, eagers = ((y.double() - x).abs() for y in (a, b))
+        worst = torch.where(eagers.isfinite(), eagers, 0).max()
+        same = (a.double() == x) | (a.isnan() & x.isnan())
+        assert (same | (error <= torch.maximum(worst, rtol * x.abs() + atol))).all(), f"leaf {i}: {error.max()}"
 
 
 def _in_float64(case: Case) -> Any:
