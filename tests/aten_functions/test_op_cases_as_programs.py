@@ -58,7 +58,7 @@ def test_program(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def check_against_float64(case: Case) -> None:
-    """Every element is within its dtype's tolerance of what float64 gives, or no farther from it than one of eager's."""
+    """Every element is within its dtype's tolerance of what float64 gives, or no farther than one of eager's."""
     with torch.no_grad():
         given, eager = (pytree.tree_leaves(f(*case.make())) for f in (compiled(case), case.function))
         exact = pytree.tree_leaves(_in_float64(case))
