@@ -36,7 +36,7 @@ def _register(kind: Any, table: dict[Any, Formula]) -> None:
 
 # -- formulas ----------------------------------------------------------------------------------------------------------
 def relu(x: Scalar) -> Scalar:
-    return op("maximum", x, constant(0, x.dtype))
+    return op("maximum", constant(0, x.dtype), x)
 
 
 def sigmoid(x: Scalar) -> Scalar:
@@ -52,10 +52,10 @@ def softplus(x: Scalar, beta: float = 1.0, threshold: float = 20.0) -> Scalar:
 
 
 def clamp_to(x: Scalar, low: Scalar | float | None, high: Scalar | float | None) -> Scalar:
-    """Torch's clamp: the upper limit wins, NaN stays."""
+    """Torch's clamp: the upper limit wins, NaN stays, and so does a zero of the other sign than its limit."""
     for name, limit in (("maximum", low), ("minimum", high)):
         if limit is not None:
-            x = op(name, x, limit if not isinstance(limit, int | float) else constant(limit, x.dtype))
+            x = op(name, limit if not isinstance(limit, int | float) else constant(limit, x.dtype), x)
     return x
 
 
@@ -106,52 +106,25 @@ _register(
         aten.hardsigmoid.default: lambda x: clamp_to(x + 3, 0, 6) / 6,
     },
 )
-_register(
-    PROMOTION.INT_TO_FLOAT,
-    {
-        getattr(aten, name).default: _op(ours)
-        for name, ours in {
-            **{
-                n: n
-                for n in [
-                    "exp",
-                    "exp2",
-                    "expm1",
-                    "log",
-                    "log2",
-                    "log10",
-                    "log1p",
-                    "sin",
-                    "cos",
-                    "tan",
-                    "asin",
-                    "acos",
-                    "atan",
-                    "sinh",
-                    "cosh",
-                    "tanh",
-                ]
-            },
-            **{
-                n: n
-                for n in [
-                    "asinh",
-                    "acosh",
-                    "atanh",
-                    "erf",
-                    "erfc",
-                    "erfinv",
-                    "sqrt",
-                    "rsqrt",
-                    "reciprocal",
-                    "sigmoid",
-                    "lgamma",
-                    "digamma",
-                ]
-            },
-        }.items()
-    },
-)
+_FUNCTIONS = """exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc
+    erfinv sqrt lgamma digamma rsqrt reciprocal sigmoid"""
+_ROUNDED_OFTEN = ("rsqrt", "reciprocal", "sigmoid")
+"""Torch computes these of whole numbers in float32; all others are accurate, and are computed in float64 here."""
+
+
+def _function(name: str) -> Callable[..., Tensor]:
+    def rule_of_function(self: Tensor) -> Tensor:
+        if self.dtype is torch.bool:  # it has two values, which torch computes
+            of_false, of_true = getattr(torch.ops.aten, name)(torch.tensor([False, True])).tolist()
+            return where(self, of_true, of_false)
+        wide = not self.dtype.is_floating_point and name not in _ROUNDED_OFTEN
+        return pointwise(_op(name), self, kind=PROMOTION.INT_TO_FLOAT, compute=torch.float64 if wide else None)
+
+    return rule_of_function
+
+
+for _name in _FUNCTIONS.split():
+    add_rule(_function(_name), getattr(aten, _name).default)
 _register(
     PROMOTION.ALWAYS_BOOL,
     {
@@ -277,8 +250,11 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
     def formula(a: Scalar, b: Scalar) -> Scalar:
         if rounding_mode == "floor":
             return op("floor_div", a, b)
-        return op("trunc", a / b) if a.dtype.is_floating_point else op("trunc_div", a, b)
+        if not a.dtype.is_floating_point:
+            return op("trunc_div", a, b)
+        return op("trunc", cast(cast(a / b, result), a.dtype))  # torch rounds a quotient of 16 bits first
 
+    _, result = promoted(self, other)
     return pointwise(formula, self, other)
 
 
@@ -465,6 +441,37 @@ def tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
     return pointwise(lambda g, y: g * (1 - y * y), grad_output, output)
 
 
+# hardswish_backward(Tensor grad_output, Tensor self) -> Tensor
+@rule(aten.hardswish_backward.default)
+def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        return select(x <= -3, constant(0, g.dtype), select(x >= 3, g, g * (x / 3 + 0.5)))
+
+    return pointwise(formula, grad_output, self)
+
+
+# hardtanh_backward(Tensor grad_output, Tensor self, Scalar min_val, Scalar max_val) -> Tensor
+@rule(aten.hardtanh_backward.default)
+def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        return select((x > min_val) & (x < max_val), g, constant(0, g.dtype))
+
+    return pointwise(formula, grad_output, self)
+
+
+# elu_backward(Tensor grad_output, Scalar alpha, Scalar scale, Scalar input_scale, bool is_result,
+#     Tensor self_or_result) -> Tensor
+@rule(aten.elu_backward.default)
+def elu_backward(
+    grad_output: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Tensor
+) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        slope = x + alpha * scale if is_result else op("exp", x * input_scale) * (alpha * scale)
+        return select(x > 0, g * scale, g * input_scale * slope)
+
+    return pointwise(formula, grad_output, self_or_result)
+
+
 # leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor
 @rule(aten.leaky_relu.default)
 def leaky_relu(self: Tensor, negative_slope: float = 0.01) -> Tensor:
@@ -491,8 +498,7 @@ def softplus_rule(self: Tensor, beta: float = 1, threshold: float = 20) -> Tenso
 @rule(aten.hardshrink_backward.default, aten.softshrink_backward.default)
 def shrink_backward(grad_out: Tensor, self: Tensor, lambd: float) -> Tensor:
     def formula(g: Scalar, x: Scalar) -> Scalar:
-        inside = op("ge", x, constant(-lambd, x.dtype)) & op("le", x, constant(lambd, x.dtype))
-        return select(inside, constant(0, g.dtype), g)
+        return select((x < -lambd) | (x > lambd), g, constant(0, g.dtype))
 
     return pointwise(formula, grad_out, self)
 

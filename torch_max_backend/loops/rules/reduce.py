@@ -84,7 +84,7 @@ def _sum_dtypes(x: Tensor, dtype: torch.dtype | None) -> tuple[torch.dtype, torc
 @rule(aten.sum.dim_IntList)
 def sum_dims(self: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     result, inner = _sum_dtypes(self, dtype)
-    return over("sum", self, dim, keepdim, compute=inner, dtype=result)
+    return over("sum", _first_cast(self, dtype), dim, keepdim, compute=inner, dtype=result)
 
 
 # sum(Tensor self, *, ScalarType? dtype=None) -> Tensor
@@ -93,13 +93,24 @@ def sum_all(self: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return sum_dims(self, None, False, dtype)
 
 
+def _first_cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """``x`` in the dtype that was asked for: elements are rounded to it before they are combined."""
+    return x if dtype in (None, x.dtype) else Tensor(x.shape, dtype, lambda index: cast(x.at(index), dtype))
+
+
 # mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 @rule(aten.mean.dim)
 def mean(self: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     result = dtype or self.dtype
     n = count_of(self, dim)
     return over(
-        "sum", self, dim, keepdim, compute=computed_in(result), dtype=result, finish=lambda s: s / as_number(n, s.dtype)
+        "sum",
+        _first_cast(self, dtype),
+        dim,
+        keepdim,
+        compute=computed_in(result),
+        dtype=result,
+        finish=lambda s: s / as_number(n, s.dtype),
     )
 
 
@@ -118,7 +129,7 @@ def as_number(n: Index, dtype: torch.dtype) -> Scalar:
 @rule(aten.prod.dim_int)
 def prod(self: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     result, inner = _sum_dtypes(self, dtype)
-    return over("product", self, dim, keepdim, compute=inner, dtype=result)
+    return over("product", _first_cast(self, dtype), dim, keepdim, compute=inner, dtype=result)
 
 
 # prod(Tensor self, *, ScalarType? dtype=None) -> Tensor
