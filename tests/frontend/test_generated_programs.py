@@ -19,6 +19,8 @@ from torch_max_backend import max_backend, reports
 from torch_max_backend.base.errors import CompileError, ProgramError
 from torch_max_backend.compile import programs as compile_programs
 from torch_max_backend.diagnostics import report
+from torch_max_backend.loops import from_region
+from torch_max_backend.loops.rules.registry import rules
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +91,23 @@ def test_shapes_without_elements() -> None:
 
 def test_the_executor_graph_has_no_programs() -> None:
     agrees(softmax_of_rows, torch.randn(3, 4), programs=0, executor="graph")
+
+
+# -- ops without loops -------------------------------------------------------------------------------------------------
+def sine_between(x: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = (x * 2).softmax(-1)
+    waves = rows.sin()
+    written.add_(waves.sum())
+    return waves.sum(0) + rows[0], rows
+
+
+@pytest.mark.xdist_group("processes")
+def test_max_runs_what_has_no_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    sines = (torch.ops.aten.sin.default, torch.ops.prims.sin.default)
+    without = {target: rule for target, rule in rules().items() if target not in sines}
+    monkeypatch.setattr(from_region, "rule_of", without.get)
+    agrees(sine_between, torch.randn(3, 4), torch.randn(2), programs=2)
+    assert reports()[-1].stats.regions == 3 and not reports()[-1].islands
 
 
 # -- without a compiler ------------------------------------------------------------------------------------------------

@@ -21,9 +21,16 @@ def _parameters() -> list:  # type: ignore[type-arg]
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("chunk", "cases", "case"), _parameters())
 @pytest.mark.xdist_group("programs")
-def test_program(chunk: str, cases: list[Case], case: Case) -> None:
+def test_as_max_graphs(chunk: str, cases: list[Case], case: Case) -> None:
     failed = prepared(chunk, cases)
     assert id(case) not in failed, failed[id(case)]
+    check(case)
+
+
+@pytest.mark.parametrize("case", PROGRAMS, ids=[case.name for case in PROGRAMS])
+def test_as_generated_kernels(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")
     check(case)

@@ -45,6 +45,7 @@ def prepared(part: str) -> dict[str, str]:
     return failed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("part", "program"),
     [pytest.param("core", p, id=p.name) for p in CORE]
@@ -53,9 +54,16 @@ def prepared(part: str) -> dict[str, str]:
         for p in REST
     ],
 )
-def test_training(part: str, program: Training) -> None:
+def test_as_max_graphs(part: str, program: Training) -> None:
     failed = prepared(part)
     assert program.name not in failed, failed[program.name]
+    wanted, given = run(program, lambda function: function), run(program, compile)
+    compare(given, wanted, program)
+
+
+@pytest.mark.parametrize("program", [*CORE, *REST], ids=[p.name for p in [*CORE, *REST]])
+def test_as_generated_kernels(program: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")
     wanted, given = run(program, lambda function: function), run(program, compile)
     compare(given, wanted, program)
 

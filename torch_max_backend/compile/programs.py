@@ -20,7 +20,7 @@ from torch_max_backend.compile.cache.configured_store import store_for
 from torch_max_backend.compile.mojo_build import build_shared_library, interface_digest
 from torch_max_backend.compile.scratch_folder import ScratchFolder
 from torch_max_backend.compile.stats import CompileStats
-from torch_max_backend.loops.from_region import program_of
+from torch_max_backend.loops.from_region import NodesWithoutLoopsError, program_of
 from torch_max_backend.options import Options
 from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.program import LIBRARY, Library, load_library
@@ -37,21 +37,33 @@ class Program:
     key: str
 
 
-def programs_of(regions: Sequence[Region], options: Options) -> dict[int, Program]:
+def programs_of(
+    regions: Sequence[Region], options: Options, without_loops: set[fx.Node] | None = None
+) -> dict[int, Program]:
     """The programs of those regions that can be one, by position; the others are for MAX.
+
+    Args:
+        without_loops: Nodes that are known to have no loops, whose regions are for MAX. Those that are found are added.
 
     Raises:
         LoweringError: In strict mode, a rule broke torch's promise. Any other error is a mistake in this package.
     """
     if options.executor == "graph" or elsewhere() is not None:
         return {}
+    without_loops = set() if without_loops is None else without_loops
     found = {}
     for k, region in enumerate(regions):
+        if not without_loops.isdisjoint(region.nodes):
+            continue
         try:
             with unset_fake_temporarily():  # rules compute with tensors of their own
                 program = program_of(region)
                 plan = schedule(program)
                 written = write_program(region, plan, _checked(region))
+        except NodesWithoutLoopsError as limit:
+            without_loops.update(limit.reasons)
+            log.info("%d of the %d ops of a region are for MAX: %s", len(limit.reasons), region.compute_nodes, limit)
+            continue
         except Unsupported as limit:
             log.info("a region of %d ops is for MAX: %s", region.compute_nodes, limit)
             continue

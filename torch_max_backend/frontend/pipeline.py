@@ -51,14 +51,13 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
     with left_to_torch(options.torch_executed_ops):
         gm = rewrite(gm)
     static = _static_inputs(gm)
-    refused: dict[fx.Node, str] = {}
-    unsaved, no_programs = "", False
+    cut = _Cut(gm, options)
+    unsaved = ""
     while True:
-        plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
+        plan, programs = cut.plan()
         if options.fallback == "error" and plan.islands:
             raise _strict_error(plan.islands)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
-        programs = {} if no_programs else programs_of(plan.regions, options)
         build = _Build(gm, plan, static, options, compile_id, CompiledGraph(_eager(gm)), programs, unsaved)
         try:
             rest = [region for k, region in enumerate(plan.regions) if k not in programs]
@@ -72,25 +71,49 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
             if options.fallback == "error":
                 raise
             log.warning("%s\nMAX compiles the graph instead.", error)
-            no_programs = True
+            cut.no_programs = True
         except NodeRefused as refusal:
             if refusal.symbols and specialize(refusal.node, refusal.symbols):
                 continue
             if refusal.is_mismatch and options.fallback == "error":
                 raise mismatch_error(refusal) from refusal
-            refused[refusal.node] = refusal.reason
+            cut.refused[refusal.node] = refusal.reason
         except CompileError as error:
             if options.fallback == "error":
                 raise
             log.warning("%s\nTorch runs the graph instead.", error)
             unsaved = "MAX's compiler failed on it, and another process may have more luck"
             for region in plan.regions:
-                refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
+                cut.refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
     if plan.islands:
         warnings.warn(build.report(CompileStats(len(plan.regions))).warning(), stacklevel=2)
     if compiled is not None:
         build.finish(*compiled)
     return build.graph
+
+
+@dataclass
+class _Cut:
+    """How a graph is cut: the nodes that MAX's lowerings refused, and those that have no loops, as far as is known."""
+
+    gm: fx.GraphModule
+    options: Options
+    refused: dict[fx.Node, str] = field(default_factory=dict)
+    without_loops: set[fx.Node] = field(default_factory=set)
+    no_programs: bool = False
+
+    def plan(self) -> tuple[Plan, dict[int, Program]]:
+        """A plan, cut around what has no loops, and the regions of it that are programs, by position."""
+        least = 1 if self.options.fallback == "error" else self.options.min_block_size
+        executed = self.options.torch_executed_ops
+        while True:
+            plan = partition(self.gm.graph, self.refused, executed, least, self.without_loops)
+            if self.no_programs:
+                return plan, {}
+            known = len(self.without_loops)
+            programs = programs_of(plan.regions, self.options, self.without_loops)
+            if len(self.without_loops) == known:
+                return plan, programs
 
 
 def _begin_backward(backward: fx.GraphModule | None, options: Options) -> None:
@@ -107,15 +130,15 @@ def _begin_backward(backward: fx.GraphModule | None, options: Options) -> None:
             gm = copy.deepcopy(backward)
         with left_to_torch(options.torch_executed_ops):
             gm = rewrite(gm)
-        refused: dict[fx.Node, str] = {}
+        cut = _Cut(gm, options)
         while True:
-            plan = partition(gm.graph, refused, options.torch_executed_ops, _min_block(options))
+            plan, programs = cut.plan()
             if options.fallback == "error" and plan.islands:
                 return
             try:
-                return compile_early(plan.regions, options)
+                return compile_early([r for k, r in enumerate(plan.regions) if k not in programs], options)
             except NodeRefused as refusal:
-                refused[refusal.node] = refusal.reason
+                cut.refused[refusal.node] = refusal.reason
     except Exception as error:  # the backward says what is wrong when it is called
         log.info("a backward is not compiled early: %s", error)
 
@@ -209,10 +232,6 @@ def _as_traced(gm: fx.GraphModule, values: Sequence[Any]) -> list[Any] | None:
             return None
         results.append(value)
     return results
-
-
-def _min_block(options: Options) -> int:
-    return 1 if options.fallback == "error" else options.min_block_size
 
 
 def _static_inputs(gm: fx.GraphModule) -> frozenset[int]:

@@ -11,6 +11,7 @@ mul(x[i], 2.0)
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -263,11 +264,17 @@ def constant(value: bool | int | float, dtype: torch.dtype) -> Const:
     if dtype.is_floating_point:
         if dtype is torch.float64:
             return Const(float(value), dtype)
-        return Const(torch.tensor(float(value), dtype=torch.float64).to(dtype).item(), dtype)
+        return Const(_held(float(value).hex(), dtype), dtype)
     if isinstance(value, float) and not math.isfinite(value):
         value = 0
     info = torch.iinfo(dtype)
     return Const((int(value) - info.min) % (info.max - info.min + 1) + info.min, dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _held(value: str, dtype: torch.dtype) -> float:
+    """A number, as ``float.hex`` spells it with its sign, as ``dtype`` holds it."""
+    return torch.tensor(float.fromhex(value), dtype=torch.float64).to(dtype).item()
 
 
 def op(name: str, *args: Scalar) -> Scalar:

@@ -30,11 +30,20 @@ from torch_max_backend.loops.tensor import Builder, Shape, Tensor, building, def
 from torch_max_backend.partition.region import Region
 
 
+class NodesWithoutLoopsError(Unsupported):
+    """Nodes of a region have neither a loop rule nor a library call; ``reasons`` has each of them."""
+
+    def __init__(self, reasons: Mapping[fx.Node, str]) -> None:
+        super().__init__("; ".join(dict.fromkeys(reasons.values())))
+        self.reasons = dict(reasons)
+
+
 def program_of(region: Region) -> Program:
     """The loop program of a region.
 
     Raises:
-        Unsupported: A node has neither rule nor library call, or the region has what programs do not.
+        NodesWithoutLoopsError: Nodes have neither rule nor library call.
+        Unsupported: The region has what programs do not.
         LoweringError: A rule broke torch's promise.
     """
     with building() as builder:
@@ -51,9 +60,18 @@ class _FromRegion:
     def program(self) -> Program:
         program = self.builder.program
         for k, port in enumerate(self.region.inputs):
+            if port.value.device.type != "cpu":
+                raise Unsupported(f"programs run on a CPU, not on {port.value.device}")
             self.env[port.node] = self._input(f"x{k}", port.value)
+        without_loops: dict[fx.Node, str] = {}
         for node in self.region.nodes:
-            self.env[node] = self._node(node)
+            try:
+                self.env[node] = self._node(node)
+            except Unsupported as limit:
+                without_loops[node] = str(limit)
+                self.env[node] = self._unknown(value_of(node))
+        if without_loops:
+            raise NodesWithoutLoopsError(without_loops)
         leaving: set[str] = set(program.inputs)
         for port in self.region.outputs:
             x = self.env[port.node]
@@ -67,12 +85,18 @@ class _FromRegion:
         return without_dead_definitions(program)
 
     def _input(self, name: str, value: torch.Tensor) -> Tensor:
-        if value.device.type != "cpu":
-            raise Unsupported(f"programs run on a CPU, not on {value.device}")
         sizes, strides = _numbers(value.shape), _numbers(value.stride())
         self.builder.program.inputs[name] = Input(name, _dtype(value), sizes, strides)
         self.memory[name] = sizes, strides
         return named(name, sizes, value.dtype)
+
+    def _unknown(self, value: object) -> Any:
+        """What stands for the result of a node without loops, so that the nodes behind it are looked at too."""
+        if isinstance(value, torch.Tensor):
+            name, sizes = self.builder.name(), _numbers(value.shape)
+            self.memory[name] = sizes, _numbers(value.stride())
+            return named(name, sizes, _dtype(value))
+        return tuple(map(self._unknown, value)) if isinstance(value, list | tuple) else None
 
     def _own(self, x: Tensor, taken: set[str], strides: Shape) -> str:
         """The name of a definition or a call's result that is exactly ``x``, that nobody else returns, and that lies
@@ -137,6 +161,8 @@ class _FromRegion:
     def _apply(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: object) -> Any:
         for value in tensors_of(promise):
             _dtype(value)
+            if value.device.type not in ("cpu", "meta"):
+                raise Unsupported(f"programs run on a CPU, not on {value.device}")
         rule = rule_of(target)
         if rule is not None:
             self.builder.promise = promise

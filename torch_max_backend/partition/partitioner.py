@@ -24,6 +24,7 @@ from torch_max_backend.capture.view_ops import FREE_VIEWS
 from torch_max_backend.partition.backward_stages import homes, stages
 from torch_max_backend.partition.classify import Runner, Verdict, classify
 from torch_max_backend.partition.connected_components import Part, split
+from torch_max_backend.partition.executors import split_by_executor
 from torch_max_backend.partition.island import Island
 from torch_max_backend.partition.optimizer_updates import Update, take_updates
 from torch_max_backend.partition.region import Port, Region
@@ -53,6 +54,7 @@ def partition(
     refused: Mapping[fx.Node, str] | None = None,
     torch_executed: Collection[str] = (),
     min_block_size: int = 1,
+    without_loops: Collection[fx.Node] = (),
 ) -> Plan:
     """Cut ``graph`` into regions and torch nodes.
 
@@ -60,11 +62,12 @@ def partition(
         refused: Nodes that lowerings declined, with the reason.
         torch_executed: Names of ops that torch shall run.
         min_block_size: Where there are islands, regions with fewer nodes than this join them.
+        without_loops: MAX nodes that only MAX's graph compiler can run: they share no region with others.
     """
     verdicts = {n: classify(n, refused or {}, torch_executed) for n in graph.nodes if n.op == "call_function"}
     has_islands = any(v.runner is Runner.ISLAND for v in verdicts.values())
     while True:
-        cut = _Cut(graph, verdicts)
+        cut = _Cut(graph, verdicts, frozenset(without_loops))
         small = cut.small_regions(min_block_size) if has_islands else []
         if not small:
             return cut.plan()
@@ -75,8 +78,10 @@ def partition(
 class _Cut:
     """Levels, regions and steps for given verdicts."""
 
-    def __init__(self, graph: fx.Graph, verdicts: Mapping[fx.Node, Verdict]) -> None:
-        self.graph, self.verdicts = graph, verdicts
+    def __init__(
+        self, graph: fx.Graph, verdicts: Mapping[fx.Node, Verdict], without_loops: frozenset[fx.Node] = frozenset()
+    ) -> None:
+        self.graph, self.verdicts, self.without_loops = graph, verdicts, without_loops
         self.order = {n: i for i, n in enumerate(graph.nodes)}
         self.outputs = list(graph.output_node().all_input_nodes)
         self.alias = _output_aliases(graph, self.outputs)
@@ -97,7 +102,7 @@ class _Cut:
         found: set[fx.Node] = set()
         known = {s for n in self.graph.nodes if n.op == "placeholder" for s in symbols_of(value_of(n))}
         for node in self.graph.nodes:
-            if self.runner(node) is not Runner.MAX:
+            if self.runner(node) is not Runner.MAX or node in self.without_loops:
                 continue
             tensors = [n for n in node.all_input_nodes if tensors_of(value_of(n))]
             free = all(n in found or n.op in ("placeholder", "get_attr") for n in tensors)
@@ -175,7 +180,11 @@ class _Cut:
             if self.runner(node) in (Runner.TORCH, Runner.ISLAND):
                 torch_nodes[self.level[node]].append(node)
         updates = {level: self._updates(members[level], stores.get(level, [])) for level in members}
-        parts = {level: self._parts(members[level], stores.get(level, [])) for level in members if members[level]}
+        parts = {}
+        for level in members:
+            if members[level]:
+                parts[level], late = self._parts(members[level], stores.get(level, []))
+                copies += late
         for part in (part for of_level in parts.values() for part in of_level):
             copies += _left_to_torch(part[1])
         copies.sort(key=self.order.__getitem__)
@@ -209,8 +218,12 @@ class _Cut:
                     stack.append(source)
         return sorted(found, key=self.order.__getitem__)
 
-    def _parts(self, nodes: list[fx.Node], stores: list[fx.Node]) -> list[Part]:
-        """The nodes of a level as those of one region or several, in running order."""
+    def _parts(self, nodes: list[fx.Node], stores: list[fx.Node]) -> tuple[list[Part], list[fx.Node]]:
+        """The nodes of a level as those of one region or several, in running order, and writes left to torch."""
+        by_executor, late = split_by_executor(nodes, stores, self.without_loops, self._floating_needed)
+        return [part for own in by_executor for part in self._pieces(*own)], late
+
+    def _pieces(self, nodes: list[fx.Node], stores: list[fx.Node]) -> list[Part]:
         parts = split(nodes, stores, self._floating_needed)
         if len(parts) > 1 or stores:
             return parts

@@ -36,7 +36,7 @@ def _register(kind: Any, table: dict[Any, Formula]) -> None:
 
 # -- formulas ----------------------------------------------------------------------------------------------------------
 def relu(x: Scalar) -> Scalar:
-    return op("maximum", constant(0, x.dtype), x)
+    return op("maximum", x, constant(0, x.dtype))
 
 
 def sigmoid(x: Scalar) -> Scalar:
@@ -52,10 +52,10 @@ def softplus(x: Scalar, beta: float = 1.0, threshold: float = 20.0) -> Scalar:
 
 
 def clamp_to(x: Scalar, low: Scalar | float | None, high: Scalar | float | None) -> Scalar:
-    """Torch's clamp: the upper limit wins, NaN stays, and so does a zero of the other sign than its limit."""
+    """Torch's clamp: the upper limit wins, NaN stays."""
     for name, limit in (("maximum", low), ("minimum", high)):
         if limit is not None:
-            x = op(name, limit if not isinstance(limit, int | float) else constant(limit, x.dtype), x)
+            x = op(name, x, limit if not isinstance(limit, int | float) else constant(limit, x.dtype))
     return x
 
 
@@ -247,6 +247,8 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
     if rounding_mode is None:
         return pointwise(lambda a, b: a / b, self, other, kind=PROMOTION.INT_TO_FLOAT)
 
+    _, result = promoted(self, other, kind=PROMOTION.DEFAULT)
+
     def formula(a: Scalar, b: Scalar) -> Scalar:
         if rounding_mode == "floor":
             return op("floor_div", a, b)
@@ -254,7 +256,6 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
             return op("trunc_div", a, b)
         return op("trunc", cast(cast(a / b, result), a.dtype))  # torch rounds a quotient of 16 bits first
 
-    _, result = promoted(self, other)
     return pointwise(formula, self, other)
 
 
@@ -423,6 +424,41 @@ def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     return pointwise(formula, grad_output, self)
 
 
+# hardswish_backward(Tensor grad_output, Tensor self) -> Tensor
+@rule(aten.hardswish_backward.default)
+def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        inside = g * (x / 3 + 0.5)  # not a number where x is none
+        return select(x <= -3, constant(0, g.dtype), select(x >= 3, g, inside))
+
+    return pointwise(formula, grad_output, self)
+
+
+# elu_backward(Tensor grad_output, Scalar alpha, Scalar scale, Scalar input_scale, bool is_result,
+#     Tensor self_or_result) -> Tensor
+@rule(aten.elu_backward.default)
+def elu_backward(
+    grad_output: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Tensor
+) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        if is_result:
+            below = g * input_scale * (x + alpha * scale)
+        else:
+            below = g * (input_scale * alpha * scale) * op("exp", x * input_scale)
+        return select(x > 0, g * scale, below)  # not a number where x is none
+
+    return pointwise(formula, grad_output, self_or_result)
+
+
+# hardtanh_backward(Tensor grad_output, Tensor self, Scalar min_val, Scalar max_val) -> Tensor
+@rule(aten.hardtanh_backward.default)
+def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
+    def formula(g: Scalar, x: Scalar) -> Scalar:
+        return select((x > min_val) & (x < max_val), g, constant(0, g.dtype))  # 0 where x is not a number
+
+    return pointwise(formula, grad_output, self)
+
+
 # threshold_backward(Tensor grad_output, Tensor self, Scalar threshold) -> Tensor
 @rule(aten.threshold_backward.default)
 def threshold_backward(grad_output: Tensor, self: Tensor, threshold: float) -> Tensor:
@@ -439,37 +475,6 @@ def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
 @rule(aten.tanh_backward.default)
 def tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
     return pointwise(lambda g, y: g * (1 - y * y), grad_output, output)
-
-
-# hardswish_backward(Tensor grad_output, Tensor self) -> Tensor
-@rule(aten.hardswish_backward.default)
-def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
-    def formula(g: Scalar, x: Scalar) -> Scalar:
-        return select(x <= -3, constant(0, g.dtype), select(x >= 3, g, g * (x / 3 + 0.5)))
-
-    return pointwise(formula, grad_output, self)
-
-
-# hardtanh_backward(Tensor grad_output, Tensor self, Scalar min_val, Scalar max_val) -> Tensor
-@rule(aten.hardtanh_backward.default)
-def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
-    def formula(g: Scalar, x: Scalar) -> Scalar:
-        return select((x > min_val) & (x < max_val), g, constant(0, g.dtype))
-
-    return pointwise(formula, grad_output, self)
-
-
-# elu_backward(Tensor grad_output, Scalar alpha, Scalar scale, Scalar input_scale, bool is_result,
-#     Tensor self_or_result) -> Tensor
-@rule(aten.elu_backward.default)
-def elu_backward(
-    grad_output: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Tensor
-) -> Tensor:
-    def formula(g: Scalar, x: Scalar) -> Scalar:
-        slope = x + alpha * scale if is_result else op("exp", x * input_scale) * (alpha * scale)
-        return select(x > 0, g * scale, g * input_scale * slope)
-
-    return pointwise(formula, grad_output, self_or_result)
 
 
 # leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor
@@ -498,7 +503,7 @@ def softplus_rule(self: Tensor, beta: float = 1, threshold: float = 20) -> Tenso
 @rule(aten.hardshrink_backward.default, aten.softshrink_backward.default)
 def shrink_backward(grad_out: Tensor, self: Tensor, lambd: float) -> Tensor:
     def formula(g: Scalar, x: Scalar) -> Scalar:
-        return select((x < -lambd) | (x > lambd), g, constant(0, g.dtype))
+        return select((x > lambd) | (x < -lambd), g, constant(0, g.dtype))  # 0 where x is not a number
 
     return pointwise(formula, grad_out, self)
 

@@ -80,11 +80,18 @@ def _sum_dtypes(x: Tensor, dtype: torch.dtype | None) -> tuple[torch.dtype, torc
     return result, computed_in(result)
 
 
+def _as(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """``x`` in the dtype that a reduction was asked for: torch converts before it reduces."""
+    if dtype is None or dtype is x.dtype:
+        return x
+    return define(x.shape, dtype, lambda index: cast(x.at(index), dtype))
+
+
 # sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 @rule(aten.sum.dim_IntList)
 def sum_dims(self: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     result, inner = _sum_dtypes(self, dtype)
-    return over("sum", _first_cast(self, dtype), dim, keepdim, compute=inner, dtype=result)
+    return over("sum", _as(self, dtype), dim, keepdim, compute=inner, dtype=result)
 
 
 # sum(Tensor self, *, ScalarType? dtype=None) -> Tensor
@@ -93,25 +100,13 @@ def sum_all(self: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return sum_dims(self, None, False, dtype)
 
 
-def _first_cast(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """``x`` in the dtype that was asked for: elements are rounded to it before they are combined."""
-    return x if dtype in (None, x.dtype) else Tensor(x.shape, dtype, lambda index: cast(x.at(index), dtype))
-
-
 # mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 @rule(aten.mean.dim)
 def mean(self: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     result = dtype or self.dtype
     n = count_of(self, dim)
-    return over(
-        "sum",
-        _first_cast(self, dtype),
-        dim,
-        keepdim,
-        compute=computed_in(result),
-        dtype=result,
-        finish=lambda s: s / as_number(n, s.dtype),
-    )
+    x, inner = _as(self, dtype), computed_in(result)
+    return over("sum", x, dim, keepdim, compute=inner, dtype=result, finish=lambda s: s / as_number(n, s.dtype))
 
 
 # mean(Tensor self, *, ScalarType? dtype=None) -> Tensor
@@ -129,7 +124,7 @@ def as_number(n: Index, dtype: torch.dtype) -> Scalar:
 @rule(aten.prod.dim_int)
 def prod(self: Tensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     result, inner = _sum_dtypes(self, dtype)
-    return over("product", _first_cast(self, dtype), dim, keepdim, compute=inner, dtype=result)
+    return over("product", _as(self, dtype), dim, keepdim, compute=inner, dtype=result)
 
 
 # prod(Tensor self, *, ScalarType? dtype=None) -> Tensor
@@ -204,15 +199,27 @@ def aminmax(self: Tensor, dim: int | None = None, keepdim: bool = False) -> tupl
 
 
 # any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor
-@rule(aten.any.dim, aten.any.dims, aten.any.default)
+@rule(aten.any.dim, aten.any.default)
 def any_(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return _truth("any", self, dim, keepdim)
 
 
+# any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor
+@rule(aten.any.dims)
+def any_dims(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _truths("any", self, dim, keepdim)
+
+
 # all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor
-@rule(aten.all.dim, aten.all.dims, aten.all.default)
+@rule(aten.all.dim, aten.all.default)
 def all_(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return _truth("all", self, dim, keepdim)
+
+
+# all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor
+@rule(aten.all.dims)
+def all_dims(self: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _truths("all", self, dim, keepdim)
 
 
 def _truth(combiner: str, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
@@ -220,6 +227,13 @@ def _truth(combiner: str, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
     if not isinstance(dim, int | None) and not dim:  # over no dimension
         return pointwise_of(x, lambda e: cast(cast(e, torch.bool), result), result)
     return over(combiner, x, dim, keepdim, lambda e: cast(e, torch.bool), x.dtype, dtype=result)
+
+
+def _truths(combiner: str, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
+    """An empty list reduces nothing, unlike in other reductions."""
+    if dim is None or isinstance(dim, int) or len(dim) > 0:
+        return _truth(combiner, x, dim, keepdim)
+    return pointwise_of(x, lambda e: cast(e, torch.bool), torch.uint8 if x.dtype is torch.uint8 else torch.bool)
 
 
 # -- moments -----------------------------------------------------------------------------------------------------------
@@ -305,7 +319,7 @@ def vector_norm(
             lambda s: op("pow", s, constant(1 / power, s.dtype)),
         )
     combiner, formula, finish = formulas[float(ord)]
-    return over(combiner, self, dim, keepdim, formula, inner, finish, result)
+    return over(combiner, _as(self, dtype), dim, keepdim, formula, inner, finish, result)
 
 
 # logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor

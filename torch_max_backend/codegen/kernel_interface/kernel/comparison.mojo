@@ -15,19 +15,19 @@ def is_finite[d: DType, w: Int](x: Vec[d, w]) -> Vec[boolean, w]:
 
 @always_inline("nodebug")
 def minimum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
-    """The smaller; not a number where one of them is none."""
-    var m = select(lt(a, b), a, b)
+    """The smaller, the first of equal ones; not a number where one of them is none."""
+    var m = select(lt(b, a), b, a)
     if is_float(d):
-        return select(is_nan(a), a, m)
+        return select(is_nan(b), b, m)
     return m
 
 
 @always_inline("nodebug")
 def maximum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
-    """The larger; not a number where one of them is none."""
-    var m = select(gt(a, b), a, b)
+    """The larger, the first of equal ones; not a number where one of them is none."""
+    var m = select(gt(b, a), b, a)
     if is_float(d):
-        return select(is_nan(a), a, m)
+        return select(is_nan(b), b, m)
     return m
 
 
