@@ -185,6 +185,12 @@ ROWS: list[Row] = [
             "casts": lambda x: (x[3:].to(torch.int32), x.half(), x.bfloat16(), x.double(), x.bool()),
         }.items()
     ),
+    ("signs of zeros", lambda x: (x.relu().signbit(), x.clamp(-1, 1).signbit(), x.clamp(min=0.0).signbit(), x.clamp(max=0).signbit()), [SPECIAL.repeat(8)]),
+    ("trunc division of bfloat16", lambda a, b: torch.div(a, b, rounding_mode="trunc"), [randn(50, dtype=torch.bfloat16) * 9, randn(50, dtype=torch.bfloat16).abs() + 0.5]),
+    ("sums in a dtype", lambda x, i: (x.sum(1, dtype=torch.bfloat16), x.mean(0, dtype=torch.float64), i.sum(dtype=torch.int16), i.prod(0, dtype=torch.float32), i.mean(1, dtype=torch.bfloat16)), [randn(3, 4), integers(3, 4)]),
+    ("gradients at NaN", lambda g, x: [f(g, x) for f in (torch.ops.aten.hardswish_backward, lambda g, x: torch.ops.aten.hardtanh_backward(g, x, -0.5, 0.5), lambda g, x: torch.ops.aten.elu_backward(g, 1.2, 1.1, 0.9, False, x), lambda g, x: torch.ops.aten.softshrink_backward(g, x, 0.4))], [randn(64), torch.full((64,), float("nan"))]),
+    ("functions of whole numbers", lambda x: (x.exp(), x.erf(), x.log1p(), x.lgamma(), x.sqrt(), x.atan(), x.rsqrt()), [integers(64, low=0, high=20)]),
+    ("functions of truth", lambda x: (x.exp(), x.log(), x.sigmoid(), x.rsqrt(), x.cos(), x.digamma()), [randn(64) > 0]),
     # parts of floats, and bits
     *(
         (f"parts of {x.dtype}", lambda x: (*torch.frexp(x), x.angle()), [x])

@@ -106,52 +106,25 @@ _register(
         aten.hardsigmoid.default: lambda x: clamp_to(x + 3, 0, 6) / 6,
     },
 )
-_register(
-    PROMOTION.INT_TO_FLOAT,
-    {
-        getattr(aten, name).default: _op(ours)
-        for name, ours in {
-            **{
-                n: n
-                for n in [
-                    "exp",
-                    "exp2",
-                    "expm1",
-                    "log",
-                    "log2",
-                    "log10",
-                    "log1p",
-                    "sin",
-                    "cos",
-                    "tan",
-                    "asin",
-                    "acos",
-                    "atan",
-                    "sinh",
-                    "cosh",
-                    "tanh",
-                ]
-            },
-            **{
-                n: n
-                for n in [
-                    "asinh",
-                    "acosh",
-                    "atanh",
-                    "erf",
-                    "erfc",
-                    "erfinv",
-                    "sqrt",
-                    "rsqrt",
-                    "reciprocal",
-                    "sigmoid",
-                    "lgamma",
-                    "digamma",
-                ]
-            },
-        }.items()
-    },
-)
+_FUNCTIONS = """exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc
+    erfinv sqrt lgamma digamma rsqrt reciprocal sigmoid"""
+_ROUNDED_OFTEN = ("rsqrt", "reciprocal", "sigmoid")
+"""Torch computes these of whole numbers in float32; all others are accurate, and are computed in float64 here."""
+
+
+def _function(name: str) -> Callable[..., Tensor]:
+    def rule_of_function(self: Tensor) -> Tensor:
+        if self.dtype is torch.bool:  # it has two values, which torch computes
+            of_false, of_true = getattr(torch.ops.aten, name)(torch.tensor([False, True])).tolist()
+            return where(self, of_true, of_false)
+        wide = not self.dtype.is_floating_point and name not in _ROUNDED_OFTEN
+        return pointwise(_op(name), self, kind=PROMOTION.INT_TO_FLOAT, compute=torch.float64 if wide else None)
+
+    return rule_of_function
+
+
+for _name in _FUNCTIONS.split():
+    add_rule(_function(_name), getattr(aten, _name).default)
 _register(
     PROMOTION.ALWAYS_BOOL,
     {
