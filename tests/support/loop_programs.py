@@ -366,16 +366,23 @@ class _Maker:
             order = list(range(x.rank))
             if self.random.random() < 0.3:
                 self.random.shuffle(order)
-            program.outputs.append((program.steps[-1].name, tuple(order)))  # type: ignore[union-attr]
+            self._leave(y, order)
             shapes.append(tuple(_sizes(y)))
             if self.random.random() < 0.2:  # read what leaves
                 z = pointwise(lambda e: -e if e.dtype is not torch.bool else ~e, y)
-                program.outputs.append((program.steps[-1].name, tuple(range(x.rank))))  # type: ignore[union-attr]
+                self._leave(z, list(range(x.rank)))
                 shapes.append(tuple(_sizes(z)))
         for name, x in program.inputs.items():
             if self.random.random() < 0.3:
                 self._store(name, x)
         return LoopProgram(self.seed, without_dead_definitions(program), self.inputs, self.smooth, shapes)
+
+    def _leave(self, x: Tensor, order: list[int]) -> None:
+        """The last definition, which is ``x``, leaves."""
+        program = self.builder.program
+        name = program.steps[-1].name  # type: ignore[union-attr]
+        program.outputs.append((name, tuple(order)))
+        program.shapes[name] = x.shape
 
     def _store(self, name: str, x: Input) -> None:
         like = [t for t in self.pool if t.shape == x.sizes and t.dtype is x.dtype]

@@ -27,6 +27,7 @@ from torch_max_backend.schedule.plan import schedule
 
 log = logging.getLogger("torch_max_backend")
 
+
 @dataclass(frozen=True)
 class Program:
     """A region's program with its key in the store; ``key`` is empty if there is no kernel to compile."""
