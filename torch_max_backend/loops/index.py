@@ -341,8 +341,9 @@ def _extreme(x: Index, side: int) -> float:
 
     For ``i < n`` the greatest value of ``i - n`` is found as that of ``n - 1 - n``.
     """
-    parts = [f for atom, _ in x.terms for f in (atom.factors if isinstance(atom, Product) else (atom,))]
-    for atom in dict.fromkeys(parts):
+    parts = {f: None for atom, _ in x.terms for f in (atom.factors if isinstance(atom, Product) else (atom,))}
+    sizes = [f.size.atoms for f in parts if isinstance(f, Var) and isinstance(f.size, Index)]
+    for atom in sorted(parts, key=lambda f: sum(f in size for size in sizes)):  # a size follows what it is the size of
         ends = _ends(atom)
         if ends == (None, None):
             continue
