@@ -119,6 +119,19 @@ def multiplies(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x @ y.t() / x.shape[1], -1) @ y
 
 
+def pools(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (
+        F.max_pool2d(x, 2),
+        F.avg_pool2d(x, 3, 2, 1),
+        F.pad(x, (2, 1, 1, 0), mode="reflect"),
+        F.max_pool2d(x, 3, 1, 1),
+    )
+
+
+def convolves(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return F.max_pool2d(F.conv2d(x, weight, stride=2, padding=1).relu(), 2).flatten(1).sum(1)
+
+
 CASES: dict[str, tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = {
     "pointwise": (torch.tanh, MATRICES),
     "broadcast": (scales_and_shifts, [[randn(*s), randn(s[1])] for s in SIZES]),
@@ -134,11 +147,13 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[Sequence[Any]]]] = {
     "slices by other sizes": (
         lambda x, y: x[: y.shape[0]] + y, [[randn(a + 5, b), randn(a, b)] for a, b in SIZES],
     ),
-    "numbers": (takes_numbers, [[randn(*s), k] for s, k in zip(SIZES, (2, 3, 70))]),
+    "numbers": (takes_numbers, [[randn(*s), k] for s, k in zip(SIZES, (2, -3, 70))]),
     "floats": (takes_floats, [[randn(*s), k] for s, k in zip(SIZES, (2.5, 3.25, 70.75))]),
     "ranges": (ranges, MATRICES),
     "triangles": (triangles, MATRICES),
     "running sums": (lambda x: x.cumsum(1) + x.cumsum(0), MATRICES),
+    "pools": (pools, [[randn(a, 3, b, b + 2)] for a, b in ((2, 7), (5, 12), (3, 39))]),
+    "images": (convolves, [[randn(a, 3, b, b + 2), randn(4, 3, 3, 3)] for a, b in ((2, 9), (5, 12), (3, 39))]),
     "embedding": (F.embedding, [[integers(40, *s), randn(40, 16)] for s in SIZES]),
     "indices": (picks, [[randn(*s), integers(3, s[0] + 4)] for s in SIZES]),
     "products": (multiplies, [[randn(*s, 8)[..., 0], randn(s[0] + 3, s[1])] for s in SIZES]),
@@ -218,6 +233,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Sequence[torch.Tensor], Sequenc
     "transformer": (lambda: Layer(written=False), [randn(*s, 32) for s in TOKENS], (0, 1)),
     "transformer by products": (lambda: Layer(written=True), [randn(*s, 32) for s in TOKENS], (0, 1)),
     "images": (Images, [randn(n, 3, 12, 12) for n in BATCHES], (0,)),
+    "images of any size": (Images, [randn(n, 3, 9 + n, 8 + 2 * n) for n in BATCHES], (0, 2, 3)),
     "words": (Words, [integers(30, *s) for s in TOKENS], (0, 1)),
 }
 
@@ -260,6 +276,44 @@ def test_training(name: str) -> None:
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
         torch.testing.assert_close(list(mine.buffers()), list(theirs.buffers()), **TOLERANCE)
     are_programs(2)
+
+
+# -- sizes that may be 0 or 1 ------------------------------------------------------------------------------------------
+def sums_of_a_part(x: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+    part = x[k:]
+    return part * 2, part.sum(0), torch.softmax(part, 0), part.sum(1)
+
+
+def test_a_part_may_become_empty() -> None:
+    compiled = torch.compile(sums_of_a_part, backend="max_backend", dynamic=True, options=OPTIONS)
+    for n, k in ((9, 2), (12, 5), (7, 7), (7, 6)):  # torch compiles again for 0 and 1 rows
+        torch.testing.assert_close(compiled(randn(n, 5), k), sums_of_a_part(randn(n, 5), k), **TOLERANCE)
+
+
+def test_sizes_that_torch_does_not_guard() -> None:
+    def rows(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.softmax(x * 2, 1), x.sum(0) + y, x.sum(1), y[:, None] * x[:, 0].sum()
+
+    compiled = torch.compile(rows, backend="max_backend", options=OPTIONS)
+    for n in (4, 0, 1, 700):
+        x = randn(n, 5)
+        torch._dynamo.decorators.mark_unbacked(x, 0)
+        torch.testing.assert_close(compiled(x, randn(5)), rows(x, randn(5)), **TOLERANCE)
+    are_programs(1)
+
+
+def test_sizes_that_depend_on_data() -> None:
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        return (x.exp()[x > 0] * 2).cumsum(0) + 1
+
+    options = {**OPTIONS, "fallback": "eager", "min_block_size": 1}
+    compiled = torch.compile(positive, backend="max_backend", dynamic=True, options=options)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        with pytest.warns(UserWarning, match="torch runs 1"):
+            compiled(randn(5, 5))
+        for n in (4, 9, 70):
+            torch.testing.assert_close(compiled(randn(n, 5)), positive(randn(n, 5)), **TOLERANCE)
+    assert [(r.stats.programs, r.stats.regions) for r in reports()] == [(2, 2)]
 
 
 # -- what is wrong with an index ---------------------------------------------------------------------------------------
