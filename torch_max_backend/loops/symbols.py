@@ -97,7 +97,8 @@ class Symbols:
         if expr not in self.known:
             lower = env.bound_sympy(expr).lower
             low = None if lower == -int_oo or not lower.is_finite else int(sympy.ceiling(lower))
-            self.known[expr] = Sym(f"n{len(self.known)}", low, max(1, _value(expr, env) or NO_HINT))
+            value = _value(expr, env)
+            self.known[expr] = Sym(f"n{len(self.known)}", low, NO_HINT if value is None else value)
         return self.known[expr]
 
 
