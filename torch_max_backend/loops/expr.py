@@ -257,8 +257,10 @@ and :class:`Checked`."""
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
-def constant(value: bool | int | float, dtype: torch.dtype) -> Const:
+def constant(value: bool | int | float | Index, dtype: torch.dtype) -> Scalar:
     """A number as an element of ``dtype`` holds it: rounded, wrapped, or as a truth value."""
+    if isinstance(value, Index):
+        return cast(from_index(value), dtype)
     if dtype is torch.bool:
         return Const(bool(value), dtype)
     if dtype.is_floating_point:

@@ -285,7 +285,7 @@ class _FromRegion:
         steps = self.symbols.shape(like.stride())
 
         def at(index: Shape) -> Scalar:
-            place = Index.of(storage_offset or 0)
+            place = Index.of(0 if storage_offset is None else storage_offset)
             for i, step in zip(index, stride, strict=True):
                 place = place + i * step
             own = [place // steps[d] % x.shape[d] if k else place // steps[d] for k, d in enumerate(order)]

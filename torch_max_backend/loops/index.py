@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from torch_max_backend.base.errors import Unsupported
+
 
 @dataclass(frozen=True)
 class Var:
@@ -163,6 +165,36 @@ class Index:
         return " + ".join(parts)
 
     __repr__ = __str__
+
+    # -- as a number: for rules that decide something in Python ------------------------------------------------
+    def __int__(self) -> int:
+        if self.terms:
+            raise Unsupported(f"a number that is known, not {self}")
+        return self.constant
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        return float(int(self))
+
+    def __bool__(self) -> bool:
+        low, high = self.bounds
+        return True if low > 0 or high < 0 else bool(int(self))
+
+    def __lt__(self, other: int | Index) -> bool:
+        low, high = (self - other).bounds
+        if low < 0 <= high:
+            raise Unsupported(f"two numbers of which one is certainly the smaller, not {self} and {other}")
+        return high < 0
+
+    def __ge__(self, other: int | Index) -> bool:
+        return not self < other
+
+    def __gt__(self, other: int | Index) -> bool:
+        return Index.of(other) < self
+
+    def __le__(self, other: int | Index) -> bool:
+        return not self > other
 
     # -- facts -------------------------------------------------------------------------------------------------
     @property

@@ -191,9 +191,9 @@ def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: A
 
 def _times(x: Scalar, factor: Any) -> Scalar:
     if x.dtype is torch.bool:
-        return x & bool(factor)
+        return x & constant(factor, torch.bool)
     if x.dtype in (torch.float16, torch.bfloat16):
-        return cast(cast(x, torch.float32) * constant(factor, x.dtype).value, x.dtype)
+        return cast(cast(x, torch.float32) * cast(constant(factor, x.dtype), torch.float32), x.dtype)
     return x * factor
 
 
