@@ -16,8 +16,8 @@ SMALL += [(fuse, "ROW", 64)]
 """Thresholds with which small tensors take the paths of large ones: parts, slices, kernels that are kept apart."""
 
 
-def _check(first: int, folder: Path) -> None:
-    programs = [random_program(seed) for seed in range(first, first + CHUNK)]
+def _check(first: int, folder: Path, symbolic: bool = False) -> None:
+    programs = [random_program(seed, symbolic) for seed in range(first, first + CHUNK)]
     check_generated(programs, [check_passes(p) for p in programs], folder)
 
 
@@ -33,6 +33,20 @@ def test_random_programs_as_if_large(first: int, tmp_path: Path, monkeypatch: py
     _check(first, tmp_path)
 
 
+@pytest.mark.parametrize("first", [200_000])
+def test_random_programs_of_symbolic_sizes(first: int, tmp_path: Path) -> None:
+    _check(first, tmp_path, symbolic=True)
+
+
+@pytest.mark.parametrize("first", [300_000])
+def test_random_programs_of_symbolic_sizes_as_if_large(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, value in SMALL:
+        monkeypatch.setattr(module, name, value)
+    _check(first, tmp_path, symbolic=True)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(2 * CHUNK, 1000, CHUNK))
 def test_more_random_programs(first: int, tmp_path: Path) -> None:
@@ -45,3 +59,19 @@ def test_more_random_programs_as_if_large(first: int, tmp_path: Path, monkeypatc
     for module, name, value in SMALL:
         monkeypatch.setattr(module, name, value)
     _check(first, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(200_000 + CHUNK, 201_000, CHUNK))
+def test_more_random_programs_of_symbolic_sizes(first: int, tmp_path: Path) -> None:
+    _check(first, tmp_path, symbolic=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(300_000 + CHUNK, 301_000, CHUNK))
+def test_more_random_programs_of_symbolic_sizes_as_if_large(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, value in SMALL:
+        monkeypatch.setattr(module, name, value)
+    _check(first, tmp_path, symbolic=True)

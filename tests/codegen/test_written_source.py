@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from tests.support.loop_programs import LoopProgram, check_generated, check_passes
+from torch_max_backend.codegen.program_writer import WORTH_A_TEAM
 from torch_max_backend.loops.expr import as_index, constant, op
-from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.index import Index, Sym
 from torch_max_backend.loops.program import Input
 from torch_max_backend.loops.rules import reduce, views
 from torch_max_backend.loops.tensor import Tensor, building, define, named, pointwise
@@ -48,6 +50,36 @@ def softmax_as_text() -> str:
 
 def test_softmax_is_written_like_this() -> None:
     assert softmax_as_text() == GOLDEN.read_text()
+
+
+def of_symbolic_sizes(hint: int) -> LoopProgram:
+    """A softmax of rows, and a sum of all, of any size."""
+    rows, columns = (Sym(name, low=2, hint=hint) for name in ("n0", "n1"))
+    with building() as b:
+        sizes = (Index.of(rows), Index.of(columns))
+        b.program.symbols = {rows: "n0", columns: "n1"}
+        b.program.inputs["x0"] = Input("x0", torch.float32, sizes, (sizes[1], Index.of(1)))
+        x = named("x0", sizes, torch.float32)
+        y = reduce.softmax(x, -1, False)
+        z = define(y.shape, y.dtype, lambda i: y.at(i) * 2 + 1)
+        b.program.outputs.append((b.program.steps[-1].name, (0, 1)))  # type: ignore[union-attr]
+        b.program.shapes[b.program.outputs[0][0]] = z.shape
+        return LoopProgram(0, b.program, [torch.zeros(hint, hint)], True, [(hint, hint)], {"n0": hint, "n1": hint})
+
+
+def test_symbolic_sizes_are_arguments() -> None:
+    small, large = (of_symbolic_sizes(hint).written() for hint in (37, 911))
+    assert (small.source, small.spec.source) == (large.source, large.spec.source)
+    assert small.symbols == ("n0", "n1")
+    assert "def kernel0(p0: Ptr[f32], p1: Ptr[f32], p2: Ptr[f32], s0: Int, s1: Int):" in small.source
+    assert not re.search(r"\bn[01]\b", small.source)
+
+
+def test_threads_are_woken_by_the_size_of_a_call() -> None:
+    (segment,) = of_symbolic_sizes(37).written().spec.segments
+    assert segment.sized and not segment.parallel
+    (line,) = [x for x in of_symbolic_sizes(37).written().spec.source.splitlines() if "parallel(" in x]
+    assert line.strip().startswith("if m") and f" > {WORTH_A_TEAM}: parallel(team0, " in line
 
 
 # -- found by random programs ------------------------------------------------------------------------------------------

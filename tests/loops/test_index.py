@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from torch_max_backend.loops.index import (
+    UNKNOWN,
     Atom,
     Div,
     Index,
@@ -56,18 +57,21 @@ class Expressions:
         self.random = random.Random(seed)
         pick = self.random.choice
         self.variables = [Var(name, pick(SIZES)) for name in "ijk"]
-        self.symbol = Sym("n")
+        self.symbol, self.other = Sym("n", low=1), Sym("m", low=2)
         self.wide = Var("w", Index.of(self.symbol))
+        n, m = Index.of(self.symbol), Index.of(self.other)
+        self.wider = Var("v", pick([n * m, m + 1, n * 3]))
 
     def grid(self, symbol: int) -> Values:
         """Every value of all variables."""
-        sizes = [v.size for v in self.variables] + [symbol]
+        known: Values = {self.symbol: np.int64(symbol), self.other: np.int64(symbol + 1)}
+        sizes = [v.size for v in self.variables] + [value_of(Index.of(v.size), known) for v in (self.wide, self.wider)]
         grids = np.meshgrid(*[np.arange(s, dtype=np.int64) for s in sizes], indexing="ij")
-        return {**dict(zip([*self.variables, self.wide], grids, strict=True)), self.symbol: np.int64(symbol)}
+        return {**dict(zip([*self.variables, self.wide, self.wider], grids, strict=True)), **known}
 
     def leaf(self) -> tuple[Index, Truth]:
         pick = self.random.choice
-        atom = pick([*self.variables, *self.variables, self.wide, self.symbol, None])
+        atom = pick([*self.variables, *self.variables, self.wide, self.wider, self.symbol, self.other, None])
         if atom is None:
             k = self.random.randint(-9, 20)
             return Index.of(k), lambda at: np.int64(k)
@@ -90,11 +94,19 @@ class Expressions:
                 return a * b, lambda at: f(at) * g(at)
             return least(a, b), lambda at: np.minimum(f(at), g(at))
         if kind == "by_symbol":
-            n = self.symbol
-            if pick([True, False]):
-                return (a * n) // n, lambda at: (f(at) * at[n]) // at[n]
-            w = self.wide
-            return (a * n + w) % Index.of(n), lambda at: (f(at) * at[n] + at[w]) % at[n]
+            n, m, w = self.symbol, self.other, self.wide
+            size = pick([Index.of(n), Index.of(m), Index.of(n) * m, Index.of(n) + 1, Index.of(m) * 4 + n])
+            made = pick([a * n, a * n + w, a * size, a * size + w, a])
+            truth = {a * n: lambda at: f(at) * at[n], a * n + w: lambda at: f(at) * at[n] + at[w]}
+            truth |= {a * size: lambda at: f(at) * value_of(size, at)}
+            truth |= {a * size + w: lambda at: f(at) * value_of(size, at) + at[w]}
+            g = f if made == a else truth[made]
+            kind = pick(["div", "mod", "both"])
+            if kind == "div":
+                return made // size, lambda at: g(at) // value_of(size, at)
+            if kind == "mod":
+                return made % size, lambda at: g(at) % value_of(size, at)
+            return (made // size) * size * m + (made % size) * m, lambda at: g(at) * at[m]
         k = pick(FACTORS)
         if kind == "mul":
             return a * k, lambda at: f(at) * k
@@ -121,9 +133,17 @@ class Expressions:
         return {old: new}, [a, b], lambda at: {**at, old: value_of(new, at)}
 
 
+def grows(index: Index, v: Var, at: Values) -> None:
+    """The stride of a variable is by how much the index grows with it."""
+    step = index.stride(v)
+    if step is not None:
+        more = value_of(index.substitute({v: Index.of(v) + 1}), at) - value_of(index, at)
+        np.testing.assert_array_equal(*np.broadcast_arrays(more, value_of(step, at)), f"{index} along {v}")
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_simplified_is_equal(seed: int) -> None:
-    for case in range(150):
+    for case in range(100):
         made = Expressions(seed * 1000 + case)
         index, truth = made.expression(made.random.randint(1, 5))
         for symbol in (1, 2, 5):
@@ -132,6 +152,8 @@ def test_simplified_is_equal(seed: int) -> None:
             np.testing.assert_array_equal(np.broadcast_to(got, np.shape(want)), want, str(index))
             low, high = index.bounds
             assert low <= np.min(want) and np.max(want) <= high, f"{index} is not within {low} and {high}"
+            for v in (made.wide, made.variables[0]):
+                grows(index, v, at)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -142,7 +164,7 @@ def test_substituted_is_equal(seed: int) -> None:
         values, new, old_values = made.replacement()
         changed = index.substitute(values)
         at = made.grid(3)
-        shape = np.shape(at[made.wide])
+        shape = np.shape(at[made.wide])  # of all variables
         grids = np.meshgrid(*[np.arange(v.size) for v in new], indexing="ij")
         at = {a: np.reshape(x, (*np.shape(x), *[1] * len(new))) for a, x in at.items()}
         at |= {v: np.reshape(g, (*[1] * len(shape), *g.shape)) for v, g in zip(new, grids, strict=True)}
@@ -159,3 +181,22 @@ def test_equal_sums_are_equal() -> None:
     assert (flat // 4) * 4 + flat % 4 == flat
     assert (flat // 8) * 8 + flat % 8 == flat
     assert Index.of(Var("one", 1)) == 0
+
+
+def test_ranges_of_symbolic_variables_decide() -> None:
+    n, m = Sym("n", low=1), Sym("m", low=1)
+    i, j = Var("i", Index.of(n)), Var("j", Index.of(m))
+    flat = Index.of(i) * m + j
+    assert (flat // m, flat % m) == (Index.of(i), Index.of(j))
+    assert (flat - Index.of(n) * m).bounds[1] == -1
+    assert (Index.of(n) - 1 - i).bounds[0] == 0
+    long = Var("k", Index.of(n) * m)
+    assert str((Index.of(long) // m) * m * 4 + (Index.of(long) % m) * 4) == "4*k"
+    assert least(Index.of(i), Index.of(n)) == Index.of(i)
+
+
+def test_hints_are_for_estimates_alone() -> None:
+    n = Sym("n", hint=40)
+    assert Sym("n", hint=7) == n
+    assert (Index.of(n) * 2 + 1).typical == 81
+    assert Index.of(Var("i", Index.of(n))).typical == UNKNOWN

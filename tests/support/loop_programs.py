@@ -2,7 +2,7 @@
 
 Most programs are *exact*: their numbers are small integers, whatever the dtype, so that neither the order of a sum nor
 an omitted rounding changes a bit, and results must be equal. *Smooth* ones have exponentials and divisions, and results
-must agree within the rounding errors of their longest sum.
+must agree within the rounding errors of their longest sum. Programs with symbolic sizes run at several values of these.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import fx
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.compile.mojo_build import build_shared_library
 from torch_max_backend.loops import program as loop_program
-from torch_max_backend.loops.expr import Scalar, as_index, cast, constant, op, select
+from torch_max_backend.loops.expr import Scalar, as_index, cast, constant, from_index, op, select
 from torch_max_backend.loops.from_region import dense_strides
-from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.index import Index, Sym, product
 from torch_max_backend.loops.interpreter import Interpreter
 from torch_max_backend.loops.program import Call, Called, Input, Program, Ref
 from torch_max_backend.loops.rules import norm, reduce, views
@@ -40,19 +40,28 @@ FLOATS = (torch.float32, torch.float32, torch.float64, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.bool)
 MOST = 6000
 """Elements of a tensor: programs stay quick."""
+SYMBOLS = (("n0", 4), ("n1", 3))
+"""Symbolic sizes, with the least that they may be."""
+VALUES = ((33, 17), (4, 3), (16, 5))
+"""What symbolic sizes are; the first are hints, and the largest."""
 LARGEST = 64
 """Numbers of exact programs stay within this; bfloat16 holds integers up to 256."""
 
 
 @dataclass
 class LoopProgram:
-    """A program with inputs for it; ``smooth`` ones are compared within a tolerance."""
+    """A program with inputs for it; ``smooth`` ones are compared within a tolerance.
+
+    ``symbols`` are the values of symbolic sizes, ``others`` is the same program at other values.
+    """
 
     seed: int
     program: Program
     inputs: list[torch.Tensor]
     smooth: bool
     shapes: list[tuple[int, ...]] = field(default_factory=list)
+    symbols: dict[str, int] = field(default_factory=dict)
+    others: list[LoopProgram] = field(default_factory=list)
 
     def fresh(self) -> list[torch.Tensor]:
         """Copies of the inputs with their strides."""
@@ -61,7 +70,7 @@ class LoopProgram:
     def expected(self, program: Program | None = None) -> list[torch.Tensor]:
         """The outputs, and the inputs as they are afterwards, by the interpreter."""
         inputs = self.fresh()
-        outputs = Interpreter(program or self.program).run(inputs)
+        outputs = Interpreter(program or self.program, self.symbols).run(inputs)
         return [x.reshape(s) for x, s in zip(outputs, self.shapes, strict=True)] + inputs
 
     def region(self) -> Region:
@@ -95,7 +104,7 @@ class LoopProgram:
         """
         dtypes = {d.dtype for d in self.program.definitions()} | {x.dtype for x in self.inputs} | {dtype}
         dtypes = {d for d in dtypes if d.is_floating_point}
-        counts = [math.prod(int(v.size) for v in d.reduced) for d in self.program.definitions()]
+        counts = [math.prod(Index.of(v.size).typical for v in d.reduced) for d in self.program.definitions()]
         wide = max(counts, default=1) * max(torch.finfo(computed_in(d)).eps for d in dtypes)
         coarse = 32 * max(torch.finfo(d).eps for d in dtypes)
         return wide + coarse, (wide + coarse) * max(1.0, float(y.abs().max()) if y.numel() else 1.0)
@@ -105,43 +114,60 @@ class LoopProgram:
 class _Maker:
     """Makes tensors at random. In exact programs each op ends in a clamp, in smooth ones numbers are of order 1."""
 
-    def __init__(self, seed: int, builder: Builder) -> None:
+    def __init__(self, seed: int, builder: Builder, symbolic: bool = False) -> None:
         self.random = random.Random(seed)
+        largest = VALUES[0]
+        self.symbols = [Sym(name, low, hint) for (name, low), hint in zip(SYMBOLS, largest)] if symbolic else []
+        builder.program.symbols = {s: s.name for s in self.symbols}
         self.seed, self.builder = seed, builder
         self.smooth = self.random.random() < 0.25
         self.has_nan = not self.smooth and self.random.random() < 0.15
         self.generator = torch.Generator().manual_seed(seed)
         self.inputs: list[torch.Tensor] = []
+        self.given: list[_Given] = []
         self.pool: list[Tensor] = []
         self.read_by_calls: set[str] = set()
 
     # -- inputs ------------------------------------------------------------------------------------------------
-    def shape(self) -> list[int]:
+    def shape(self) -> list[Index]:
         rank = self.random.choice([0, 1, 1, 2, 2, 2, 3, 3, 4])
-        shape: list[int] = []
+        shape: list[Index] = []
         for _ in range(rank):
-            size = 0 if self.random.random() < 0.01 else self.random.choice(SIZES)
-            shape.append(size if math.prod([*shape, size]) <= MOST else self.random.choice([1, 2]))
+            size = Index.of(0 if self.random.random() < 0.01 else self.random.choice(SIZES))
+            if self.symbols and self.random.random() < 0.6:
+                n = Index.of(self.random.choice(self.symbols))
+                size = self.random.choice([n, n, n, n * 4, n + 1, n * Index.of(self.symbols[0])])
+            shape.append(size if _most([*shape, size]) <= MOST else Index.of(self.random.choice([1, 2])))
         return shape
 
     def input(self) -> Tensor:
         shape = self.shape()
         if self.pool and self.random.random() < 0.6:
-            shape = [s if self.random.random() < 0.85 else 1 for s in _sizes(self.random.choice(self.pool))]
+            chosen = self.random.choice(self.pool).shape
+            shape = [s if self.random.random() < 0.85 else Index.of(1) for s in chosen]
         dtype = self.random.choice(FLOATS if self.smooth else DTYPES)
         order = self.random.sample(range(len(shape)), len(shape))
-        stretched = [shape[d] for d in order]
         gap = bool(shape) and self.random.random() < 0.15
-        if gap:
-            stretched[-1] *= 2
-        x = self.numbers(stretched, dtype)
-        x = x[..., ::2] if gap else x
-        x = x.permute([order.index(d) for d in range(len(shape))])
+        made = _Given(tuple(shape), dtype, order, gap)
         name = f"x{len(self.inputs)}"
-        sizes, strides = (tuple(map(Index.of, of)) for of in (x.shape, x.stride()))
-        self.builder.program.inputs[name] = Input(name, dtype, sizes, strides)
-        self.inputs.append(x)
-        return named(name, sizes, dtype)
+        if self.symbols:
+            strides = made.strides()
+            self.inputs.append(self.values_of(made, dict(zip(map(str, self.symbols), VALUES[0]))))
+        else:
+            self.inputs.append(self.values_of(made, {}))
+            strides = tuple(map(Index.of, self.inputs[-1].stride()))
+        self.given.append(made)
+        self.builder.program.inputs[name] = Input(name, dtype, made.sizes, strides)
+        return named(name, made.sizes, dtype)
+
+    def values_of(self, made: _Given, symbols: dict[str, int]) -> torch.Tensor:
+        """Numbers for an input."""
+        stretched = [_at(made.sizes[d], symbols) for d in made.order]
+        if made.gap:
+            stretched[-1] *= 2
+        x = self.numbers(stretched, made.dtype)
+        x = x[..., ::2] if made.gap else x
+        return x.permute([made.order.index(d) for d in range(len(made.sizes))])
 
     def numbers(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         if self.smooth:
@@ -204,41 +230,50 @@ class _Maker:
         if x is None:
             return None
         pick, d = self.random.choice, self.random.randrange(x.rank)
-        n = int(x.shape[d].constant)
+        n = x.shape[d]
         kind = pick(
             ["permute", "slice", "flip", "expand", "merge", "split", "flat", "roll", "select", "repeat", "diagonal"]
         )
         if kind == "permute":
             return views.permute(x, self.random.sample(range(x.rank), x.rank))
         if kind == "slice":
-            start = self.random.randint(0, n)
-            return views.slice_(x, d, start, self.random.randint(start, n), pick([1, 1, 2, 3]))
+            if not n.is_constant:
+                start, end = pick([0, 0, 1, 2]), n - pick([0, 0, 1])
+                return views.slice_(x, d, start, end, pick([1, 1, 2, 3])) if (end - start).bounds[0] >= 1 else None
+            start = self.random.randint(0, n.constant)
+            return views.slice_(x, d, start, self.random.randint(start, n.constant), pick([1, 1, 2, 3]))
         if kind == "flip":
             return views.flip(x, [d])
         if kind == "expand":
-            wide = [pick([2, 3, 17]) if s == 1 and x.rank < 4 else int(s.constant) for s in x.shape]
+            wide = [pick([2, 3, 17]) if s == 1 and x.rank < 4 else s for s in x.shape]
             return views.expand(x, [pick([2, 5]), *wide])
         if kind == "merge" and x.rank > 1:
             d = min(d, x.rank - 2)
-            sizes = _sizes(x)
+            sizes = x.shape
             return views.reshaped(x, [*sizes[:d], sizes[d] * sizes[d + 1], *sizes[d + 2 :]])
-        if kind == "split" and n > 1:
-            inner = pick([k for k in range(1, n + 1) if n % k == 0])
-            sizes = _sizes(x)
-            return views.reshaped(x, [*sizes[:d], n // inner, inner, *sizes[d + 1 :]])
+        if kind == "split" and n.typical > 1:
+            inner = pick(self._divisors(n, n.typical))
+            return views.reshaped(x, [*x.shape[:d], n // inner, inner, *x.shape[d + 1 :]])
         if kind == "flat" and 0 not in _sizes(x):
-            total = math.prod(_sizes(x))
-            inner = pick([k for k in range(1, min(total, 70) + 1) if total % k == 0])
+            total = product(x.shape)
+            inner = pick(self._divisors(total, 70))
             return views.reshaped(x, pick([[total], [total // inner, inner], [inner, total // inner]]))
         if kind == "roll":
             return views.roll(x, [self.random.randint(-3, 20)], pick([[d], []]))
-        if kind == "select" and n:
-            return views.select_(x, d, self.random.randrange(-n, n))
+        if kind == "select" and n.bounds[0] >= 1:
+            low = int(n.bounds[0])
+            return views.select_(x, d, self.random.randrange(-low, low))
         if kind == "repeat":
             return views.repeat(x, [pick([1, 1, 2]) for _ in range(x.rank)])
         if kind == "diagonal" and x.rank > 1:
-            return views.diagonal(x, self.random.randint(-2, 2), *self.random.sample(range(x.rank), 2))
+            y = views.diagonal(x, self.random.randint(-2, 2), *self.random.sample(range(x.rank), 2))
+            return y if not self.symbols or all(s.bounds[0] >= 1 for s in y.shape) else None
         return None
+
+    def _divisors(self, n: Index, most: int) -> list[Index]:
+        """What divides a size whatever symbolic sizes are."""
+        known = [Index.of(k) for k in range(1, min(n.typical, most) + 1)]
+        return [k for k in [*known, *map(Index.of, self.symbols)] if n % k == 0]
 
     def _join(self) -> Tensor | None:
         x = self.any(lambda x: x.rank > 0)
@@ -249,7 +284,7 @@ class _Maker:
         d = self.random.randrange(x.rank)
         if self.random.random() < 0.3:
             return views.stack([x, y], d) if x.dtype is y.dtype else None
-        return views.cat([y, views.slice_(x, d, 0, self.random.randint(0, int(x.shape[d].constant))), x], d)
+        return views.cat([y, views.slice_(x, d, 0, self.random.randint(0, int(x.shape[d].bounds[0]))), x], d)
 
     def _pad(self) -> Tensor | None:
         x = self.any(lambda x: x.rank > 0)
@@ -257,7 +292,7 @@ class _Maker:
             return None
         pads = [self.random.choice([0, 1, 2, -1]) for _ in range(2 * self.random.randint(1, min(2, x.rank)))]
         for k in range(0, len(pads), 2):
-            if int(x.shape[x.rank - 1 - k // 2].constant) < 2:
+            if x.shape[x.rank - 1 - k // 2].bounds[0] < (4 if self.symbols else 2):
                 pads[k : k + 2] = [max(0, p) for p in pads[k : k + 2]]
         return views.constant_pad_nd(x, pads, self.random.choice([0, 1]))
 
@@ -273,10 +308,11 @@ class _Maker:
         index = self.any(lambda i: i.dtype in (torch.int64, torch.int32) and i.rank < 3)
         if x is None or index is None:
             return None
-        n = int(x.shape[0].constant)
+        n = x.shape[0]
 
         def place(i: tuple[Index, ...]) -> Index:
-            return as_index(op("remainder", cast(index.at(i), torch.int64), constant(n, torch.int64)), 0, n - 1)
+            found = op("remainder", cast(index.at(i), torch.int64), from_index(n))
+            return as_index(found, 0, n.constant - 1 if n.is_constant else None)
 
         shape = (*index.shape, *x.shape[1:])
         return Tensor(shape, x.dtype, lambda i: x.at((place(i[: index.rank]), *i[index.rank :])))
@@ -347,7 +383,7 @@ class _Maker:
         called = Called(self.builder.name(), x.dtype, (m, m), dense_strides((m, m)))
         self.builder.program.steps.append(Call("ATen", torch.ops.aten.mm.default, tuple(refs), {}, (called,)))
         result = named(called.name, called.sizes, x.dtype)
-        scale = 1.0 / int(k.constant)
+        scale = 1.0 / k.typical
         return pointwise(lambda e: e * scale if self.smooth else self.end(e), result)
 
     def _ref(self, x: Tensor) -> Ref:
@@ -366,16 +402,30 @@ class _Maker:
             order = list(range(x.rank))
             if self.random.random() < 0.3:
                 self.random.shuffle(order)
-            program.outputs.append((program.steps[-1].name, tuple(order)))  # type: ignore[union-attr]
+            self._leave(y, order)
             shapes.append(tuple(_sizes(y)))
             if self.random.random() < 0.2:  # read what leaves
                 z = pointwise(lambda e: -e if e.dtype is not torch.bool else ~e, y)
-                program.outputs.append((program.steps[-1].name, tuple(range(x.rank))))  # type: ignore[union-attr]
+                self._leave(z, list(range(x.rank)))
                 shapes.append(tuple(_sizes(z)))
         for name, x in program.inputs.items():
             if self.random.random() < 0.3:
                 self._store(name, x)
-        return LoopProgram(self.seed, without_dead_definitions(program), self.inputs, self.smooth, shapes)
+        made = LoopProgram(self.seed, without_dead_definitions(program), self.inputs, self.smooth, shapes)
+        if self.symbols:
+            made.symbols, *others = ({s.name: n for s, n in zip(self.symbols, values)} for values in VALUES)
+            for symbols in others:
+                inputs = [self.values_of(x, symbols) for x in self.given]
+                outputs = [tuple(_at(s, symbols) for s in program.shapes[name]) for name, _ in program.outputs]
+                made.others.append(LoopProgram(self.seed, made.program, inputs, self.smooth, outputs, symbols))
+        return made
+
+    def _leave(self, x: Tensor, order: list[int]) -> None:
+        """The last definition, which is ``x``, leaves."""
+        program = self.builder.program
+        name = program.steps[-1].name  # type: ignore[union-attr]
+        program.outputs.append((name, tuple(order)))
+        program.shapes[name] = x.shape
 
     def _store(self, name: str, x: Input) -> None:
         like = [t for t in self.pool if t.shape == x.sizes and t.dtype is x.dtype]
@@ -426,22 +476,50 @@ _SMOOTH: list[Callable[[Scalar, Scalar], Scalar]] = [
 ]
 
 
+@dataclass
+class _Given:
+    """An input: ``order`` has its dimensions as memory has them; with a gap, every second element counts."""
+
+    sizes: tuple[Index, ...]
+    dtype: torch.dtype
+    order: list[int]
+    gap: bool
+
+    def strides(self) -> tuple[Index, ...]:
+        """Its strides in elements."""
+        strides, step = [Index.of(1)] * len(self.sizes), Index.of(2 if self.gap else 1)
+        for d in reversed(self.order):
+            strides[d] = step
+            step = step * self.sizes[d]
+        return tuple(strides)
+
+
+def _at(size: Index, symbols: dict[str, int]) -> int:
+    """A size where symbols have values."""
+    return size.substitute({Sym(name): Index.of(n) for name, n in symbols.items()}).constant
+
+
+def _most(sizes: Sequence[Index]) -> int:
+    return math.prod(s.typical for s in sizes)
+
+
 def _sizes(x: Tensor) -> list[int]:
-    return [int(s.constant) for s in x.shape]
+    """Its sizes; symbolic ones are as large as they become."""
+    return [s.typical for s in x.shape]
 
 
 def _broadcasts(x: Tensor, y: Tensor | None) -> bool:
     if y is None:
         return False
     pairs = zip(reversed(x.shape), reversed(y.shape))
-    sizes = [max(a.constant, b.constant) for a, b in zip(reversed(x.shape), reversed(y.shape))]
+    sizes = [max(a.typical, b.typical) for a, b in zip(reversed(x.shape), reversed(y.shape))]
     return all(a == b or a == 1 or b == 1 for a, b in pairs) and math.prod(sizes) <= MOST
 
 
-def random_program(seed: int) -> LoopProgram:
+def random_program(seed: int, symbolic: bool = False) -> LoopProgram:
     """The program of a seed: some inputs, up to a dozen ops on them, outputs in any order of memory, stores."""
     with building() as builder:
-        maker = _Maker(seed, builder)
+        maker = _Maker(seed, builder, symbolic)
         for _ in range(maker.random.randint(1, 4)):
             maker.pool.append(maker.input())
         for _ in range(maker.random.randint(2, 16)):
@@ -451,13 +529,15 @@ def random_program(seed: int) -> LoopProgram:
         return maker.finish()
 
 
-def check_passes(made: LoopProgram) -> list[torch.Tensor]:
-    """Every pass leaves a valid program with the same results; returns these."""
+def check_passes(made: LoopProgram) -> list[list[torch.Tensor]]:
+    """Every pass leaves a valid program with the same results; returns these, for all values of symbolic sizes."""
     loop_program.check(made.program)
-    wanted = made.expected()
+    every = [made, *made.others]
+    wanted = [m.expected() for m in every]
     for name, program in passes(made.program):
         loop_program.check(program)
-        made.check(made.expected(program), wanted, name)
+        for m, want in zip(every, wanted, strict=True):
+            m.check(m.expected(program), want, f"{name} at {m.symbols}")
     return wanted
 
 
@@ -484,12 +564,13 @@ def built(written: Sequence[WrittenProgram], folder: Path) -> list[Callable[...,
     return [program.spec.bind(_Part(library, f"p{k}_")) for k, program in enumerate(written)]
 
 
-def check_generated(programs: Sequence[LoopProgram], wanted: Sequence[list[torch.Tensor]], folder: Path) -> None:
+def check_generated(programs: Sequence[LoopProgram], wanted: Sequence[list[list[torch.Tensor]]], folder: Path) -> None:
     """The generated kernels give the interpreter's results, in the promised order of memory."""
-    functions = built([p.written() for p in programs], folder)
-    for made, run, want in zip(programs, functions, wanted, strict=True):
-        inputs = made.fresh()
-        outputs = list(run(*inputs))
-        for x, (_, order) in zip(outputs, made.program.outputs, strict=True):
-            assert x.permute(order).is_contiguous(), f"seed {made.seed}: {x.shape} {x.stride()} for order {order}"
-        made.check([*outputs, *inputs], want, "generated")
+    written = [p.written() for p in programs]
+    for made, w, run, wants in zip(programs, written, built(written, folder), wanted, strict=True):
+        for m, want in zip([made, *made.others], wants, strict=True):
+            inputs = m.fresh()
+            outputs = list(run(*inputs, *(m.symbols[name] for name in w.symbols)))
+            for x, (_, order) in zip(outputs, m.program.outputs, strict=True):
+                assert x.permute(order).is_contiguous(), f"seed {m.seed}: {x.shape} {x.stride()} for order {order}"
+            m.check([*outputs, *inputs], want, f"generated at {m.symbols}")

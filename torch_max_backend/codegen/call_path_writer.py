@@ -29,6 +29,7 @@ from torch_max_backend.capture.fake_tensors import (
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.capture.joint_graph import SAVED_FROM
 from torch_max_backend.capture.view_ops import BITS, MOVEMENT
+from torch_max_backend.codegen.program_writer import WrittenProgram
 from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
 from torch_max_backend.partition.index_checks import IndexChecks, index_checks
@@ -44,7 +45,7 @@ def call_spec(
     plan: Plan,
     static: frozenset[int],
     options: Options,
-    programs: Mapping[int, ProgramSpec] = MappingProxyType({}),
+    programs: Mapping[int, WrittenProgram] = MappingProxyType({}),
 ) -> CallSpec:
     """The call path that runs ``plan``.
 
@@ -104,7 +105,7 @@ class _Writer:
         plan: Plan,
         static: frozenset[int],
         options: Options,
-        programs: Mapping[int, ProgramSpec],
+        programs: Mapping[int, WrittenProgram],
     ) -> None:
         self.gm, self.plan, self.profile, self.programs = gm, plan, options.profile, programs
         self.check_indices = options.check_indices
@@ -253,11 +254,11 @@ class _Writer:
         for port in region.outputs:
             self._give_strides(port)
 
-    def _program(self, region: Region, program: ProgramSpec, function: str) -> None:
-        self.regions.append(program)
+    def _program(self, region: Region, program: WrittenProgram, function: str) -> None:
+        self.regions.append(program.spec)
         if self.profile:
             self.profiled[function] = f"max_backend::{function}"
-        text = ", ".join(self._name(p.node) for p in region.inputs)
+        text = ", ".join([*(self._name(p.node) for p in region.inputs), *map(self._expr, program.symbols)])
         for port in region.outputs:
             self.names[port.node] = f"v{len(self.names)}"
         targets = "".join(f"{self.names[p.node]}, " for p in region.outputs)

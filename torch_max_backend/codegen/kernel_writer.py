@@ -2,7 +2,9 @@
 
 A source has a function for every different kernel, and one for each segment, a run of kernels that no library call
 interrupts. Threads share the outer loop of each kernel; a barrier stands before a kernel that touches memory which
-another one wrote. A segment's argument is one table of words: the addresses of the tensors, by slot.
+another one wrote. A segment's argument is one table of words: the addresses of the tensors, by slot, and behind them
+the numbers that symbolic sizes give (lengths of loops, steps in memory). They are arguments of the kernels, so that
+kernels are equal whatever their sizes are called.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torch_max_backend.loops.expr import (
     variables,
     walk,
 )
-from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
+from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Var, product
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.nest import Nest, StageNest, Statement, lanes_of
@@ -72,6 +74,10 @@ class Slot:
     dtype: torch.dtype
 
 
+Extent = tuple[Any, Index, Index]
+"""Whose memory something is in, and its first and one-past-last byte there."""
+
+
 class Source:
     """The Mojo source of a program: a kernel for each different nest, and a function for each segment."""
 
@@ -86,16 +92,17 @@ class Source:
         return len(self._kernels)
 
     def add_segment(
-        self, nests: Sequence[Nest], slots: Mapping[str, Slot], memory: Mapping[str, tuple[Any, int, int]]
-    ) -> int:
-        """Add a function that runs nests in order; returns its number.
+        self, nests: Sequence[Nest], slots: Mapping[str, Slot], memory: Mapping[str, Extent]
+    ) -> tuple[int, list[Index]]:
+        """Add a function that runs nests in order; returns its own number, and the numbers behind the addresses.
 
         Args:
             slots: Where the table has the tensors, by name.
-            memory: Whose memory each tensor has, and which bytes of it: two that overlap need a barrier between them.
+            memory: Where each tensor lies: two that overlap need a barrier between them.
         """
         lines: list[str] = []
         since: list[tuple[str, bool]] = []
+        numbers: dict[Index, int] = {}
         for nest in nests:
             kernel = _KernelWriter(nest, slots)
             text = kernel.text()
@@ -107,11 +114,12 @@ class Source:
                 since = []
             since += touches
             tensors = [f"t.pointer[{SHORT[slots[n].dtype]}]({slots[n].number})" for n in kernel.tensors]
-            lines.append(f"    {name}({', '.join(tensors)})")
+            given = [f"t.int({numbers.setdefault(x, len(slots) + len(numbers))})" for x in kernel.numbers]
+            lines.append(f"    {name}({', '.join([*tensors, *given])})")
         number = len(self._segments)
         body = "\n".join(lines)
         self._segments.append(f'@export\ndef segment{number}(t: Table) abi("C"):\n{body}\n')
-        return number
+        return number, list(numbers)
 
     def text(self) -> str:
         """All of it; empty if there is no segment."""
@@ -124,8 +132,9 @@ class Source:
         return "\n\n\n".join([*parts, *self._segments])
 
 
-def _meet(a: tuple[Any, int, int], b: tuple[Any, int, int]) -> bool:
-    return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
+def _meet(a: Extent, b: Extent) -> bool:
+    """Whether two pieces of memory may have a byte in common."""
+    return a[0] == b[0] and (b[2] - a[1]).bounds[1] > 0 and (a[2] - b[1]).bounds[1] > 0
 
 
 def touched(nest: Nest) -> list[tuple[str, bool]]:
@@ -156,6 +165,8 @@ class _KernelWriter:
         self.tensors = [name for name, _ in touched(nest)]
         self.pointers = {name: f"p{k}" for k, name in enumerate(self.tensors)}
         self.names: dict[Var, str] = {}
+        self.numbers: dict[Index, str] = {}
+        """What is known before any loop runs, by symbolic sizes; arguments of the kernel."""
         self.lines: list[str] = []
         self.depth = 1
         self.count = 0
@@ -182,8 +193,9 @@ class _KernelWriter:
         """The kernel as a function ``KERNEL`` of the tensors that it touches; equal for equal kernels."""
         with self._scope():
             self._outer()
-        arguments = ", ".join(f"{self.pointers[n]}: Ptr[{SHORT[self.slots[n].dtype]}]" for n in self.tensors)
-        return "\n".join([f"def KERNEL({arguments}):", *self.lines])
+        arguments = [f"{self.pointers[n]}: Ptr[{SHORT[self.slots[n].dtype]}]" for n in self.tensors]
+        arguments += [f"{name}: Int" for name in self.numbers.values()]
+        return "\n".join([f"def KERNEL({', '.join(arguments)}):", *self.lines])
 
     def _named(self, v: Var) -> str:
         return self.names.setdefault(v, f"i{len(self.names)}")
@@ -258,7 +270,7 @@ class _KernelWriter:
     def _blocks(self, v: Var) -> None:
         """All stages for a whole vector of ``v``, or for what is left of it: in a masked vector, or one by one."""
         size, start, lanes = self._index(Index.of(v.size)), self.place[v], lanes_of(v)
-        if isinstance(v.size, int) and v.size % lanes == 0:
+        if _divides(v, lanes):
             with self._along(v):
                 self._stages()
             return
@@ -371,7 +383,7 @@ class _KernelWriter:
         found: dict[str, tuple[str, int]] = {}
         lanes = next(iter(accumulators[0].values()))[2] if accumulators[0] else 1
         each = lanes * len(accumulators) if stage.vector in stage.reduced else 1
-        if cost.count(stage.reduced) <= CHAIN * each:
+        if cost.most(stage.reduced) <= CHAIN * each:
             return found
         for s in stage.statements:
             if s.combiner == "sum" and s.body.dtype is torch.float32:
@@ -589,6 +601,8 @@ class _KernelWriter:
 
     def _hoist(self, stage: StageNest) -> None:
         """Compute here what the loops inside do not change. A load inside them might follow a store to its address."""
+        if any(v not in self.place and _may_be_empty(v) for v in stage.inner):
+            return  # what a loop reads may not be there if it runs no time
         own = {s.name for s in stage.statements}
         seen: set[Scalar] = set()
         for s in stage.statements:
@@ -634,8 +648,8 @@ class _KernelWriter:
             return self._guarded(x)
         if isinstance(x, Checked):
             value, lanes = self._scalar(x.value)
-            call = f"{'wrapped' if x.wraps else 'checked'}_index"
-            return self._new("at", f"{call}({self.pointers[ERRORS]}, {value}, {x.size}, {x.site + 1})", lanes)
+            call, size = f"{'wrapped' if x.wraps else 'checked'}_index", self._index(Index.of(x.size))
+            return self._new("at", f"{call}({self.pointers[ERRORS]}, {value}, {size}, {x.site + 1})", lanes)
         assert isinstance(x, Op)
         values = [self._scalar(a) for a in x.args]
         lanes = max(n for _, n in values)
@@ -680,14 +694,18 @@ class _KernelWriter:
         return name, lanes
 
     # -- indices -----------------------------------------------------------------------------------------------
-    def _step(self, index: Index) -> int | None:
-        """By how much an index grows from lane to lane; ``None`` where that differs."""
+    def _step(self, index: Index) -> int | str | None:
+        """By how much an index grows from lane to lane, as a number or as text; ``None`` where that differs."""
         if self.vector is None or self.lanes == 1:
             return 0
         for atom, _ in index.terms:
-            if not isinstance(atom, Var) and self._differs(atom):
+            factors = atom.factors if isinstance(atom, Product) else (atom,)
+            if any(not isinstance(f, Var) and self._differs(f) for f in factors):
                 return None
-        return index.coefficient(self.vector)
+        step = index.stride(self.vector)
+        if step is None:
+            return None
+        return step.constant if step.is_constant else f"({self._index(step)})"
 
     def _differs(self, atom: Atom) -> bool:
         """Whether an atom has another value in each lane: by the loop's variable, or by a vector in registers."""
@@ -709,17 +727,24 @@ class _KernelWriter:
     def _atom(self, atom: Atom) -> str:
         if isinstance(atom, Var):
             return self.place[atom]
-        if isinstance(atom, Sym):
-            return atom.name
+        if Index.of(atom).is_fixed:
+            return self._number(Index.of(atom))
         if isinstance(atom, Computed):
             text, _ = self._scalar(atom.value)
             return f"to_int({text})"
         if isinstance(atom, Product):
-            return "(" + " * ".join(self._atom(f) for f in atom.factors) + ")"
+            fixed = [Index.of(f) for f in atom.factors if Index.of(f).is_fixed]
+            texts = [self._number(product(fixed))] if fixed else []
+            texts += [self._atom(f) for f in atom.factors if not Index.of(f).is_fixed]
+            return "(" + " * ".join(texts) + ")"
         if isinstance(atom, Least):
             return f"imin({self._index(atom.left)}, {self._index(atom.right)})"
         assert isinstance(atom, Div | Mod)
         return self._division(atom)
+
+    def _number(self, x: Index) -> str:
+        """The kernel's argument for what symbolic sizes give."""
+        return self.numbers.setdefault(x, f"s{len(self.numbers)}")
 
     def _division(self, atom: Div | Mod) -> str:
         """``Int``'s own division is one of unsigned numbers. A dividend that may be negative is made positive first."""
@@ -743,7 +768,8 @@ class _KernelWriter:
             return f"from_int[i64, 1]({text})", 1
         ramp = f"iota[i64, {self.lanes}]()"
         if step != 1:
-            ramp = f"mul({ramp}, const[i64, {self.lanes}]({step}))"
+            wide = f"const[i64, {self.lanes}]" if isinstance(step, int) else f"from_int[i64, {self.lanes}]"
+            ramp = f"mul({ramp}, {wide}({step}))"
         return f"add(from_int[i64, {self.lanes}]({text}), {ramp})", self.lanes
 
     def _index_vector(self, index: Index) -> str:
@@ -798,7 +824,12 @@ def _fits(v: Var, count: int) -> bool:
 
 def _divides(v: Var, count: int) -> bool:
     """Whether ``count`` certainly divides the number of iterations."""
-    return isinstance(v.size, int) and v.size % count == 0
+    return Index.of(v.size) % count == 0
+
+
+def _may_be_empty(v: Var) -> bool:
+    """Whether a loop of symbolic length may run no time."""
+    return isinstance(v.size, Index) and v.size.is_fixed and v.size.bounds[0] < 1
 
 
 def _can_be_masked(v: Var, *stages: StageNest) -> bool:

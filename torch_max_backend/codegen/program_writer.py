@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torch_max_backend.base.errors import Unsupported
-from torch_max_backend.codegen.kernel_writer import ERRORS, Slot, Source, touched
+from torch_max_backend.codegen.kernel_writer import ERRORS, Extent, Slot, Source, touched
 from torch_max_backend.loops.expr import Load, walk
-from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.index import Atom, Div, Index, Least, Mod, Product, Sym, greatest, product
 from torch_max_backend.loops.program import Call, Ref
 from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.program import ProgramSpec, SegmentSpec
-from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.plan import Schedule
 
@@ -28,10 +27,14 @@ WORTH_A_TEAM = 60_000
 
 @dataclass(frozen=True)
 class WrittenProgram:
-    """A program's function, and the Mojo source of its kernels (empty if it has none)."""
+    """A program's function, and the Mojo source of its kernels (empty if it has none).
+
+    Behind its tensors the function takes an integer for each of ``symbols``, which are what the program has for them.
+    """
 
     spec: ProgramSpec
     source: str
+    symbols: tuple[Any, ...] = ()
 
 
 def write_program(region: Region, plan: Schedule, checked: Sequence[bool]) -> WrittenProgram:
@@ -61,10 +64,14 @@ class _Writer:
         self.outputs = {name: k for k, (name, _) in enumerate(plan.program.outputs)}
         self.as_tensors = self._needed_as_tensors()
         self.last = self._last_uses()
-        self.offsets: dict[str, int] = {}
+        self.offsets: dict[str, Index] = {}
         self.allocated: set[str] = set()
-        self.free: list[tuple[int, int]] = []
-        self.block = 0
+        self.free: list[tuple[Index, Index]] = []
+        self.block = Index.of(0)
+        self.head: list[str] = []
+        self.numbers: dict[Index, str] = {}
+        """Names of what symbolic sizes give, computed at the beginning."""
+        self.used: set[Sym] = set()
         self.launches, self.moved = 0, 0
         self.calls: list[str] = []
         self.alive: set[str] = set()
@@ -85,25 +92,28 @@ class _Writer:
                 last[name] = k
         return last
 
-    def _bytes(self, name: str) -> int:
+    def _bytes(self, name: str) -> Index:
+        """The room that a tensor takes: whole lines of memory."""
         d = self.definitions[name]
-        return cost.count(d.variables) * torch.empty((), dtype=d.dtype).element_size()
+        size = product(d.sizes) * torch.empty((), dtype=d.dtype).element_size()
+        size = Index.of(1) if size == 0 else size
+        return (size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
 
     def _place(self, name: str) -> None:
-        """Room in the block: the first gap that is large enough, else behind everything."""
-        size = -(-max(1, self._bytes(name)) // ALIGNMENT) * ALIGNMENT
+        """Room in the block: the first gap that is large enough for certain, else behind everything."""
+        size = self._bytes(name)
         for k, (start, end) in enumerate(self.free):
-            if end - start >= size:
+            left = end - start - size
+            if left.bounds[0] >= 0:
                 self.offsets[name] = start
-                self.free[k : k + 1] = [(start + size, end)] if end - start > size else []
+                self.free[k : k + 1] = [(start + size, end)] if left != 0 else []
                 return
         self.offsets[name] = self.block
-        self.block += size
+        self.block = self.block + size
 
     def _release(self, name: str) -> None:
-        size = -(-max(1, self._bytes(name)) // ALIGNMENT) * ALIGNMENT
         start = self.offsets[name]
-        gaps = sorted([*self.free, (start, start + size)])
+        gaps = sorted([*self.free, (start, start + self._bytes(name))], key=lambda gap: gap[0].typical)
         self.free = gaps[:1]
         for start, end in gaps[1:]:
             if start == self.free[-1][1]:
@@ -111,13 +121,27 @@ class _Writer:
             else:
                 self.free.append((start, end))
 
+    # -- numbers -----------------------------------------------------------------------------------------------
+    def _number(self, x: Index) -> str:
+        """The text of what symbolic sizes give; formulas are computed once, at the beginning."""
+        self.used |= {a for a in x.atoms if isinstance(a, Sym)}
+        if x.is_constant or x in set(map(Index.of, self.used)):
+            return str(x)
+        if x not in self.numbers:
+            self.numbers[x] = f"m{len(self.numbers)}"
+            self.head.append(f"{self.numbers[x]} = {_formula(x)}")
+        return self.numbers[x]
+
+    def _tuple(self, sizes: Sequence[Index]) -> str:
+        return f"({', '.join(map(self._number, sizes))}{',' if len(sizes) == 1 else ''})"
+
     # -- text --------------------------------------------------------------------------------------------------
     def write(self) -> WrittenProgram:
         names = list(self.plan.program.inputs)
         for name, check in zip(names, self.checked, strict=True):
             layout = self.plan.layouts[name]
             if check and len(layout.sizes):
-                size, stride = _tuple(layout.sizes), _tuple(layout.strides)
+                size, stride = self._tuple(layout.sizes), self._tuple(layout.strides)
                 self.lines.append(f"if {name}.stride() != {stride}: {name} = as_planned({name}, {size}, {stride})")
         run: list[Nest] = []
         for k, step in enumerate(self.plan.steps):
@@ -133,40 +157,41 @@ class _Writer:
         for target, source in self.plan.program.stores:
             if source not in self.in_place:
                 sizes, own = self.plan.program.inputs[target].sizes, self.plan.layouts[source].sizes
-                view = "" if own == sizes else f".view({_tuple(sizes)})"  # its variables may have been split
+                view = "" if own == sizes else f".view({self._tuple(sizes)})"  # its variables may have been split
                 self.lines.append(f"{target}.copy_({source}{view})")
         results = [name for name, _ in self.plan.program.outputs]
         self.lines.append(f"return ({', '.join(results)}{',' if results else ''})")
         if ERRORS in self.dtypes:
             self.values["sites"] = tuple(self.plan.program.sites)
             self.lines.insert(0, f"{ERRORS} = two_words()")
-        if self.block:
-            self.lines.insert(0, f"block = block_of({self.block})")
+        if self.block != 0:
+            self.lines.insert(0, f"block = block_of({self._number(self.block)})")
             self.lines.insert(1, "base = block.data_ptr()")
-        body = "\n".join(f"    {line}" for line in self.lines)
-        text = f"def run({', '.join(names)}):\n{body}\n"
+        body = "\n".join(f"    {line}" for line in [*self.head, *self.lines])
+        symbols = {s: expr for s, expr in self.plan.program.symbols.items() if s in self.used}
+        text = f"def run({', '.join([*names, *map(str, symbols)])}):\n{body}\n"
         source = self.source.text()
         spec = ProgramSpec(
             text, self.values, tuple(self.segments), self.source.kernels, self.launches, tuple(self.calls), self.moved
         )
-        return WrittenProgram(spec, source)
+        return WrittenProgram(spec, source, tuple(symbols.values()))
 
     def _allocate(self, name: str) -> None:
         d = self.definitions[name]
         dtype = str(d.dtype).removeprefix("torch.")
         if name in self.outputs:
-            port = self.region.outputs[self.outputs[name]]
-            sizes = tuple(int(s) for s in port.value.shape)
-            strides = _dense(sizes, port.order)
+            shape = self.plan.program.shapes.get(name, d.sizes)
+            sizes = self._tuple(shape)
+            strides = self._tuple(_dense(shape, self.region.outputs[self.outputs[name]].order))
         else:
             layout = self.plan.layouts[name]
-            sizes, strides = _tuple(layout.sizes), _tuple(layout.strides)
+            sizes, strides = self._tuple(layout.sizes), self._tuple(layout.strides)
         self.lines.append(f"{name} = empty({sizes}, {strides}, dtype={dtype})")
         self.alive.add(name)
 
     def _segment(self, nests: list[Nest], k: int) -> None:
         first = k + 1 - len(nests)
-        memory: dict[str, tuple[Any, int, int]] = {}
+        memory: dict[str, Extent] = {}
         for i, nest in enumerate(nests):
             for name in _written(nest):
                 if name in self.in_place or name in self.offsets or name in self.allocated:
@@ -186,9 +211,11 @@ class _Writer:
         if ERRORS in used:
             self.dtypes[ERRORS] = torch.int64
         slots = {n: Slot(i, self.dtypes[n]) for i, n in enumerate(used)}
-        number = self.source.add_segment(nests, slots, memory)
-        parallel = sum(nest.work for nest in nests) > WORTH_A_TEAM
-        self.segments.append(SegmentSpec(len(used), parallel))
+        number, given = self.source.add_segment(nests, slots, memory)
+        work = sum((nest.work for nest in nests), Index.of(0))
+        parallel = work.bounds[0] > WORTH_A_TEAM
+        sized = not parallel and work.bounds[1] > WORTH_A_TEAM
+        self.segments.append(SegmentSpec(len(used) + len(given), parallel, sized))
         self.launches += len(nests)
         words = []
         for name in used:
@@ -196,30 +223,40 @@ class _Writer:
             if name == ERRORS:
                 words.append(f"address_of({ERRORS})")
                 continue
-            words.append(f"base + {start}" if kind == "block" else f"{kind}.data_ptr()")
+            words.append(f"base + {self._number(start)}" if kind == "block" else f"{kind}.data_ptr()")
             self.moved += self._moved(name)
-        table = f"table{number}({', '.join(words)})"
-        if parallel:
+        table = f"table{number}({', '.join([*words, *map(self._number, given)])})"
+        if sized:
+            enough = f"{self._number(work)} > {WORTH_A_TEAM}"
+            self.lines.append(f"if {enough}: parallel(team{number}, {table}, threads(), 0)")
+            self.lines.append(f"else: segment{number}({table})")
+        elif parallel:
             self.lines.append(f"parallel(segment{number}, {table}, threads(), 0)")
         else:
             self.lines.append(f"segment{number}({table})")
         if ERRORS in used:
-            self.lines.append(f"if {ERRORS}[0]: raise outside(sites[{ERRORS}[0] - 1], {ERRORS}[1])")
+            sizes = "".join(f", {s}={s}" for s in self._in_messages())
+            self.lines.append(f"if {ERRORS}[0]: raise outside(sites[{ERRORS}[0] - 1], {ERRORS}[1]{sizes})")
+
+    def _in_messages(self) -> list[Sym]:
+        """The symbols that messages about indices may show."""
+        words = {w for site in self.plan.program.sites for w in re.findall(r"\w+", site.message)}
+        found = [s for s in self.plan.program.symbols if s.name in words]
+        self.used.update(found)
+        return found
 
     def _moved(self, name: str) -> int:
         layout = self.plan.layouts[name]
         elements = 1
         for size, stride in zip(layout.sizes, layout.strides, strict=True):
-            elements *= 1 if stride == 0 else size.constant
+            elements *= 1 if stride == 0 else size.typical
         return elements * torch.empty((), dtype=self.dtypes[name]).element_size()
 
-    def _memory(self, name: str) -> tuple[Any, int, int]:
-        """Whose memory a tensor has: a Python name, or "block" with first and one-past-last byte."""
-        if name in self.in_place:
-            return self.in_place[name], 0, 1
+    def _memory(self, name: str) -> Extent:
+        """Where a tensor lies: a Python name for a tensor by itself, or bytes of the "block"."""
         if name in self.offsets:
-            return "block", self.offsets[name], self.offsets[name] + max(1, self._bytes(name))
-        return name, 0, 1
+            return "block", self.offsets[name], self.offsets[name] + self._bytes(name)
+        return self.in_place.get(name, name), Index.of(0), Index.of(1)
 
     def _call(self, call: Call) -> None:
         function = f"op{len(self.values)}"
@@ -231,7 +268,7 @@ class _Writer:
         self.lines.append(f"{', '.join(results)}{' ' if not many else ', '}= {function}({', '.join(args)})")
         for r in call.results:
             if r is not None and r.sizes and r.name in self.last | self.outputs:
-                size, stride = _tuple(r.sizes), _tuple(r.strides)
+                size, stride = self._tuple(r.sizes), self._tuple(r.strides)
                 self.lines.append(
                     f"if {r.name}.stride() != {stride}: {r.name} = as_planned({r.name}, {size}, {stride})"
                 )
@@ -243,8 +280,10 @@ class _Writer:
             layout = self.plan.layouts[x.name]
             if layout.sizes == x.sizes and layout.strides == x.strides and x.offset == 0:
                 return x.name
-            offset = f", {x.name}.storage_offset() + {x.offset.constant}" if x.offset != 0 else ""
-            return f"{x.name}.as_strided({_tuple(x.sizes)}, {_tuple(x.strides)}{offset})"
+            offset = f", {x.name}.storage_offset() + {self._number(x.offset)}" if x.offset != 0 else ""
+            return f"{x.name}.as_strided({self._tuple(x.sizes)}, {self._tuple(x.strides)}{offset})"
+        if isinstance(x, Index):
+            return self._number(x)
         if isinstance(x, list | tuple):
             inner = "".join(f"{self._argument(v)}, " for v in x)
             return f"[{inner}]" if isinstance(x, list) else f"({inner})"
@@ -331,15 +370,31 @@ def _written(nest: Nest) -> list[str]:
     return [s.name for stage in nest.stages for s in stage.statements if s.address is not None]
 
 
-def _tuple(sizes: Sequence[Index]) -> tuple[int, ...]:
-    if not all(s.is_constant for s in sizes):
-        raise Unsupported("programs of known sizes")
-    return tuple(s.constant for s in sizes)
-
-
-def _dense(sizes: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [1] * len(sizes), 1
+def _dense(sizes: Sequence[Index], order: tuple[int, ...]) -> list[Index]:
+    strides, step = [Index.of(1)] * len(sizes), Index.of(1)
     for d in reversed(order):
         strides[d] = step
-        step *= max(1, sizes[d])
-    return tuple(strides)
+        step = step * greatest(sizes[d], Index.of(1))
+    return strides
+
+
+def _formula(x: Index) -> str:
+    """Python text of what symbolic sizes give."""
+    parts = [_term(atom, k) for atom, k in x.terms]
+    return " + ".join([*parts, str(x.constant)] if x.constant or not parts else parts)
+
+
+def _term(atom: Atom, k: int = 1) -> str:
+    if isinstance(atom, Product):
+        text = " * ".join(map(_term, atom.factors))
+    elif isinstance(atom, Least):
+        text = f"min({_formula(atom.left)}, {_formula(atom.right)})"
+    elif isinstance(atom, Div | Mod):
+        divisor = _formula(atom.divisor)
+        if atom.divisor.bounds[0] < 1:  # what is divided by a size of 0 is not used
+            divisor = f"max(1, {divisor})"
+        text = f"(({_formula(atom.dividend)}) {'//' if isinstance(atom, Div) else '%'} ({divisor}))"
+    else:
+        assert isinstance(atom, Sym)
+        text = atom.name
+    return text if k == 1 else f"{k} * {text}"

@@ -182,8 +182,8 @@ class _Build:
         stats.regions, stats.programs = len(every), len(self.programs)
         stats.hits += own.hits
         stats.compile_s += own.compile_s
-        specs = {k: p.written.spec for k, p in self.programs.items()}
-        spec = call_spec(self.gm, self.plan, self.static, self.options, specs)
+        written = {k: p.written for k, p in self.programs.items()}
+        spec = call_spec(self.gm, self.plan, self.static, self.options, written)
         artifacts: list[Artifact] = [self.libraries[k] if k in self.programs else next(rest) for k in every]
         self.graph.ready(spec, artifacts, self.report(stats), self.options, self.unsaved)
 

@@ -231,11 +231,12 @@ class Guarded(Expr):
 class Checked(Expr):
     """An int64 as an index of one of ``size`` elements; with ``wraps`` a negative one counts from the end.
 
-    One that is out of range is noted under the number ``site``, of the program's, and moved into the range.
+    One that is out of range is noted under the number ``site``, of the program's, and moved into the range. No loop
+    variable is in the size.
     """
 
     value: Expr
-    size: int
+    size: int | Index
     site: int
     wraps: bool
     dtype: torch.dtype = torch.int64
@@ -257,8 +258,10 @@ and :class:`Checked`."""
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
-def constant(value: bool | int | float, dtype: torch.dtype) -> Const:
+def constant(value: bool | int | float | Index, dtype: torch.dtype) -> Scalar:
     """A number as an element of ``dtype`` holds it: rounded, wrapped, or as a truth value."""
+    if isinstance(value, Index):
+        return cast(from_index(value), dtype)
     if dtype is torch.bool:
         return Const(bool(value), dtype)
     if dtype.is_floating_point:
@@ -322,10 +325,13 @@ def guarded(condition: Scalar, value: Scalar, other: Scalar) -> Scalar:
     return Guarded(condition, value, other, value.dtype)
 
 
-def checked(x: Scalar, size: int, site: int, wraps: bool) -> Scalar:
+def checked(x: Scalar, size: int | Index, site: int, wraps: bool) -> Scalar:
     """``x`` as an index of one of ``size`` elements; itself if it is in range for certain."""
-    low, high = as_index(x).bounds if isinstance(x, Const | FromIndex) else (-math.inf, math.inf)
-    return x if low >= 0 and high < size else Checked(x, size, site, wraps)
+    if isinstance(x, Const | FromIndex):
+        index = as_index(x)
+        if index.bounds[0] >= 0 and (index - size).bounds[1] < 0:
+            return x
+    return Checked(x, size, site, wraps)
 
 
 def from_index(index: Index) -> Scalar:

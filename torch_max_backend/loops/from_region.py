@@ -7,15 +7,16 @@ result is held against what torch promises for its node: dtype, rank and sizes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._decomp import decomposition_table as _torch_decompositions
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from torch_max_backend.base.errors import LoweringError, Unsupported
 from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
@@ -26,7 +27,7 @@ from torch_max_backend.loops.libraries import library_of
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
-from torch_max_backend.loops.tensor import Builder, Shape, Tensor, building, define, named
+from torch_max_backend.loops.tensor import Builder, Shape, Tensor, building, define, named, sized
 from torch_max_backend.partition.region import Region
 
 
@@ -52,7 +53,7 @@ def program_of(region: Region) -> Program:
 
 class _FromRegion:
     def __init__(self, region: Region, builder: Builder) -> None:
-        self.region, self.builder = region, builder
+        self.region, self.builder, self.symbols = region, builder, builder.symbols
         self.env: dict[fx.Node, Any] = {}
         self.memory: dict[str, tuple[Shape, Shape]] = {}
         """Sizes and strides of what lies in memory, by name: inputs, results of library calls, what these read."""
@@ -78,14 +79,16 @@ class _FromRegion:
             name = self._own(x, leaving, dense_strides(x.shape, port.order))
             leaving.add(name)
             program.outputs.append((name, port.order))
+            program.shapes[name] = x.shape
         for target, source in self.region.stores:
             stored = self._own(self.env[source], leaving, self._stored_strides(target, source))
             leaving.add(stored)
             program.stores.append((_source_of(self.env[target]), stored))
+        program.symbols = self.symbols.given()
         return without_dead_definitions(program)
 
     def _input(self, name: str, value: torch.Tensor) -> Tensor:
-        sizes, strides = _numbers(value.shape), _numbers(value.stride())
+        sizes, strides = self.symbols.shape(value.shape), self.symbols.shape(value.stride())
         self.builder.program.inputs[name] = Input(name, _dtype(value), sizes, strides)
         self.memory[name] = sizes, strides
         return named(name, sizes, value.dtype)
@@ -93,8 +96,8 @@ class _FromRegion:
     def _unknown(self, value: object) -> Any:
         """What stands for the result of a node without loops, so that the nodes behind it are looked at too."""
         if isinstance(value, torch.Tensor):
-            name, sizes = self.builder.name(), _numbers(value.shape)
-            self.memory[name] = sizes, _numbers(value.stride())
+            name, sizes = self.builder.name(), self.symbols.shape(value.shape)
+            self.memory[name] = sizes, self.symbols.shape(value.stride())
             return named(name, sizes, _dtype(value))
         return tuple(map(self._unknown, value)) if isinstance(value, list | tuple) else None
 
@@ -128,8 +131,7 @@ class _FromRegion:
         return dense_strides(d.sizes)
 
     def _is_whole(self, x: Tensor, name: str) -> bool:
-        variables = tuple(Var(f"d{k}", s.constant) for k, s in enumerate(x.shape))
-        index = tuple(map(Index.of, variables))
+        index = tuple(map(Index.of, _variables(x)))
         for step in self.builder.program.steps:
             results = step.results if isinstance(step, Call) else (step,)
             for found in results:
@@ -144,18 +146,18 @@ class _FromRegion:
             return args[0][args[1]]
         self.builder.where = f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
         if node.target in _STRIDED:
-            result = _as_strided(args[0], tensor_of(node.args[0]), *args[1:], **kwargs)
+            result = self._as_strided(args[0], tensor_of(node.args[0]), *args[1:], **kwargs)
         else:
             result = self._apply(node.target, args, kwargs, value_of(node))
-        self._hold_against_promise(node, result)
-        return result
+        return self._held_against_promise(node, result)
 
     def _value(self, node: fx.Node) -> Any:
         value = value_of(node)
         if node in self.env:
             return self.env[node]
-        if isinstance(value, torch.SymInt) and expr_of(value).is_number:
-            return int(value)
+        if isinstance(value, torch.SymInt):
+            found = self.symbols.of(value)
+            return found.constant if found.is_constant else found
         raise Unsupported(f"{node} is known only when the program is called")
 
     def _apply(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: object) -> Any:
@@ -172,20 +174,29 @@ class _FromRegion:
             return self._call(target, args, kwargs, promise)
         return self._taken_apart(target, args, kwargs)
 
-    def _hold_against_promise(self, node: fx.Node, result: Any) -> None:
-        promised, found = tensors_of(value_of(node)), _tensors(result)
-        if isinstance(value_of(node), torch.Tensor):
-            pairs = list(zip(promised, found, strict=True))
-        else:
-            values = [v for v in value_of(node) if isinstance(v, torch.Tensor)]  # type: ignore[attr-defined]
-            pairs = list(zip(values, [r for r in result if isinstance(r, Tensor)], strict=False))
-        for want, got in pairs:
-            if want.dtype is not got.dtype or _numbers(want.shape) != got.shape:
-                shape = [str(s) for s in got.shape]
-                raise LoweringError(
-                    f"the loop rule of {node.target} gives {SHORT[got.dtype]}{shape}, and torch promises "
-                    f"{SHORT[want.dtype]}{list(want.shape)} (at {user_line(node)})"
-                )
+    def _held_against_promise(self, node: fx.Node, result: Any) -> Any:
+        """The result, with symbolic sizes as torch spells them."""
+        value = value_of(node)
+        if isinstance(value, torch.Tensor):
+            return self._held(node, value, result)
+        values = iter([v for v in value if isinstance(v, torch.Tensor)])  # type: ignore[attr-defined]
+        held = []
+        for x in result:
+            want = next(values, None) if isinstance(x, Tensor) else None
+            held.append(x if want is None else self._held(node, want, x))
+        return tuple(held)
+
+    def _held(self, node: fx.Node, want: torch.Tensor, got: Tensor) -> Tensor:
+        sizes = self.symbols.shape(want.shape)
+        if want.dtype is got.dtype and sizes == got.shape:
+            return got
+        if want.dtype is got.dtype and len(sizes) == got.rank and all(map(_may_be_equal, sizes, got.shape)):
+            return Tensor(sizes, got.dtype, got.at)
+        shape = [str(s) for s in got.shape]
+        raise LoweringError(
+            f"the loop rule of {node.target} gives {SHORT[got.dtype]}{shape}, and torch promises "
+            f"{SHORT[want.dtype]}{list(map(str, sizes))} (at {user_line(node)})"
+        )
 
     # -- decompositions ----------------------------------------------------------------------------------------
     def _taken_apart(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -193,22 +204,37 @@ class _FromRegion:
         if not isinstance(target, OpOverload) or function is None:
             raise Unsupported(f"{target} has no loop rule")
         flat, structure = tree_flatten((list(args), dict(kwargs)))
-        flat = [x.constant if isinstance(x, Index) else x for x in flat]
-        tensors = [x for x in flat if isinstance(x, Tensor)]
+        inputs = [x for x in flat if isinstance(x, Tensor | Index)]
+        symbolic = any(isinstance(x, Index) or not all(s.is_constant for s in x.shape) for x in inputs)
 
-        def run(*given: torch.Tensor) -> Any:
+        def run(*given: Any) -> Any:
             left = iter(given)
-            own_args, own_kwargs = tree_unflatten([next(left) if isinstance(x, Tensor) else x for x in flat], structure)
+            own = [next(left) if isinstance(x, Tensor | Index) else x for x in flat]
+            own_args, own_kwargs = tree_unflatten(own, structure)
             return function(*own_args, **own_kwargs)
 
         try:
-            fakes = [torch.empty([s.constant for s in x.shape], dtype=x.dtype, device="meta") for x in tensors]
-            graph = make_fx(run)(*fakes).graph
+            graph = self._traced_by_symbols(run, inputs) if symbolic else make_fx(run)(*map(self._fake, inputs)).graph
         except Exception as error:  # a decomposition may refuse in any way
             raise Unsupported(f"{target} has no loop rule, and its decomposition fails: {error}") from error
-        return self._inner(graph, tensors, target)
+        return self._inner(graph, inputs, target)
 
-    def _inner(self, graph: fx.Graph, inputs: Sequence[Tensor], target: Any) -> Any:
+    def _fake(self, x: Tensor | Index, device: str = "meta") -> Any:
+        if isinstance(x, Index):
+            return self.symbols.back(x)
+        return torch.empty([self.symbols.back(s) for s in x.shape], dtype=x.dtype, device=device)
+
+    def _traced_by_symbols(self, run: Callable[..., Any], inputs: Sequence[Any]) -> fx.Graph:
+        """A decomposition in terms of the region's own symbols; what it asks of them torch guards, while it can."""
+        env = self.symbols.environment
+        ignored = env.counter["ignored_backward_guard"]
+        with FakeTensorMode(shape_env=env):
+            graph = make_fx(run)(*[self._fake(x, "cpu") for x in inputs]).graph
+        if env.counter["ignored_backward_guard"] > ignored:
+            raise Unsupported("it asks for a size that torch cannot guard any more")
+        return graph
+
+    def _inner(self, graph: fx.Graph, inputs: Sequence[Tensor | Index], target: Any) -> Any:
         env: dict[fx.Node, Any] = dict(zip(graph.find_nodes(op="placeholder"), inputs, strict=True))
         for node in graph.nodes:
             if node.op == "output":
@@ -219,7 +245,11 @@ class _FromRegion:
                 continue
             if node.target is target:
                 raise Unsupported(f"{target} has no loop rule")
+            if isinstance(node.meta.get("val"), torch.SymInt):
+                env[node] = self.symbols.of(node.meta["val"])
+                continue
             args, kwargs = (fx.node.map_arg(a, env.__getitem__) for a in (node.args, dict(node.kwargs)))
+            args, kwargs = tree_map_only(torch.SymInt, self.symbols.of, (args, kwargs))
             if is_getitem(node):
                 env[node] = args[0][args[1]]
             elif isinstance(node.target, type):  # a named tuple of results
@@ -233,8 +263,6 @@ class _FromRegion:
         def as_ref(x: Any) -> Any:
             if isinstance(x, Tensor):
                 return self._ref(x)
-            if isinstance(x, Index):
-                return x.constant
             return type(x)(as_ref(v) for v in x) if isinstance(x, list | tuple) else x
 
         many = isinstance(promise, list | tuple)
@@ -243,7 +271,8 @@ class _FromRegion:
             if not isinstance(value, torch.Tensor):
                 results.append(None)
                 continue
-            found = Called(self.builder.name(), _dtype(value), _numbers(value.shape), _numbers(value.stride()))
+            sizes, strides = self.symbols.shape(value.shape), self.symbols.shape(value.stride())
+            found = Called(self.builder.name(), _dtype(value), sizes, strides)
             self.memory[found.name] = found.sizes, found.strides
             results.append(found)
         given = tuple(as_ref(a) for a in args), {k: as_ref(v) for k, v in kwargs.items()}
@@ -256,7 +285,7 @@ class _FromRegion:
         return self._in_place(x) or self._in_place(define(x.shape, x.dtype, x.at), new=True)  # type: ignore[return-value]
 
     def _in_place(self, x: Tensor, new: bool = False) -> Ref | None:
-        variables = [Var(f"d{k}", s.constant) for k, s in enumerate(x.shape)]
+        variables = _variables(x)
         load = x.at(tuple(map(Index.of, variables)))
         if not isinstance(load, Load):
             return None
@@ -269,34 +298,34 @@ class _FromRegion:
         address = Index.of(0)
         for i, stride in zip(load.index, strides, strict=True):
             address = address + i * stride
-        if any(atom not in variables for atom, _ in address.terms):
+        steps = [address.stride(v) for v in variables]
+        offset = address.substitute({v: Index.of(0) for v in variables})
+        own = tuple(s for s in steps if s is not None and s.is_fixed)
+        if len(own) != len(steps) or not offset.is_fixed or offset.bounds[0] < 0:
             return None
-        return Ref(
-            load.source, x.shape, tuple(Index.of(address.coefficient(v)) for v in variables), Index.of(address.constant)
-        )
+        return Ref(load.source, x.shape, own, offset)
+
+    # as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
+    def _as_strided(
+        self, x: Tensor, like: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
+    ) -> Tensor:
+        """A view of memory. ``like`` says how ``x`` lies in it, which must be densely and from its beginning."""
+        order = order_of(like)
+        if order is None or expr_of(like.storage_offset()) != 0:
+            raise Unsupported(f"as_strided of a dense tensor, not of strides {like.stride()}")
+        steps = self.symbols.shape(like.stride())
+
+        def at(index: Shape) -> Scalar:
+            place = Index.of(0 if storage_offset is None else storage_offset)
+            for i, step in zip(index, stride, strict=True):
+                place = place + i * step
+            own = [place // steps[d] % x.shape[d] if k else place // steps[d] for k, d in enumerate(order)]
+            return x.at(tuple(own[order.index(d)] for d in range(x.rank)))
+
+        return Tensor(tuple(map(Index.of, size)), x.dtype, at)
 
 
 _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default)
-
-
-# as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
-def _as_strided(
-    x: Tensor, like: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Tensor:
-    """A view of memory. ``like`` says how ``x`` lies in it, which must be densely and from its beginning."""
-    order = order_of(like)
-    if order is None or like.storage_offset() != 0:
-        raise Unsupported(f"as_strided of a dense tensor, not of strides {like.stride()}")
-    steps = _numbers(like.stride())
-
-    def at(index: Shape) -> Scalar:
-        place = Index.of(storage_offset or 0)
-        for i, step in zip(index, stride, strict=True):
-            place = place + i * step
-        own = [place // steps[d] % x.shape[d] if k else place // steps[d] for k, d in enumerate(order)]
-        return x.at(tuple(own[order.index(d)] for d in range(x.rank)))
-
-    return Tensor(_numbers(size), x.dtype, at)
 
 
 def dense_strides(sizes: Shape, order: Sequence[int] | None = None) -> Shape:
@@ -310,23 +339,18 @@ def dense_strides(sizes: Shape, order: Sequence[int] | None = None) -> Shape:
 
 def _source_of(x: Tensor) -> str:
     """The name that ``x`` is loaded from; empty if it is computed."""
-    scalar = x.at(tuple(Index.of(Var(f"d{k}", s.constant)) for k, s in enumerate(x.shape)))
+    scalar = x.at(tuple(map(Index.of, _variables(x))))
     return scalar.source if isinstance(scalar, Load) else ""
 
 
-def _tensors(result: Any) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    return [t for r in result for t in _tensors(r)] if isinstance(result, list | tuple) else []
+def _variables(x: Tensor) -> list[Var]:
+    """A variable for each dimension."""
+    return [sized(f"d{k}", size) for k, size in enumerate(x.shape)]
 
 
-def _numbers(sizes: Sequence[Any]) -> Shape:
-    found = []
-    for size in sizes:
-        if not isinstance(size, int) and not expr_of(size).is_number:
-            raise Unsupported(f"programs of known sizes, not {size}")
-        found.append(Index.of(int(size)))
-    return tuple(found)
+def _may_be_equal(a: Index, b: Index) -> bool:
+    """Whether two spellings of a size may be one: they are symbolic, and as far as hints say, equal."""
+    return a == b or (not (a.is_constant and b.is_constant) and a.typical == b.typical)
 
 
 def _dtype(value: torch.Tensor) -> torch.dtype:

@@ -3,7 +3,7 @@
 An :class:`Index` is a sum of atoms with integer coefficients and a constant. Atoms are loop variables, symbolic sizes,
 products of atoms, floor divisions, remainders, and integers that are read from a tensor. Sums are kept in a normal
 form, so that equal sums are equal objects; divisions and remainders are simplified by what is known of the ranges of
-their operands. Loop variables run from 0 to their size, symbolic sizes are at least 0.
+their operands. Loop variables run from 0 to their size, symbolic sizes are at least 0 or what is known of them.
 
 >>> i, j = Var("i", 8), Var("j", 4)
 >>> flat = Index.of(i) * 4 + Index.of(j)
@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+from torch_max_backend.base.errors import Unsupported
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,15 @@ class Var:
 
 @dataclass(frozen=True)
 class Sym:
-    """A size that is known when the program is called; never negative."""
+    """An integer that is known when the program is called, mostly a size.
+
+    Two of one name are one. ``low`` is the least that it may be, if there is such a bound; ``hint`` is a value that it
+    may well have, for estimates of cost alone.
+    """
 
     name: str
+    low: int | None = field(default=0, compare=False)
+    hint: int = field(default=256, compare=False)
 
     def __str__(self) -> str:
         return self.name
@@ -158,6 +166,36 @@ class Index:
 
     __repr__ = __str__
 
+    # -- as a number: for rules that decide something in Python ------------------------------------------------
+    def __int__(self) -> int:
+        if self.terms:
+            raise Unsupported(f"a number that is known, not {self}")
+        return self.constant
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        return float(int(self))
+
+    def __bool__(self) -> bool:
+        low, high = self.bounds
+        return True if low > 0 or high < 0 else bool(int(self))
+
+    def __lt__(self, other: int | Index) -> bool:
+        low, high = (self - other).bounds
+        if low < 0 <= high:
+            raise Unsupported(f"two numbers of which one is certainly the smaller, not {self} and {other}")
+        return high < 0
+
+    def __ge__(self, other: int | Index) -> bool:
+        return not self < other
+
+    def __gt__(self, other: int | Index) -> bool:
+        return Index.of(other) < self
+
+    def __le__(self, other: int | Index) -> bool:
+        return not self > other
+
     # -- facts -------------------------------------------------------------------------------------------------
     @property
     def is_constant(self) -> bool:
@@ -172,11 +210,41 @@ class Index:
             a, b = _bounds(atom)
             low += k * (a if k > 0 else b)
             high += k * (b if k > 0 else a)
-        return low, high
+        if low == -math.inf:
+            low = _extreme(self, 0)
+        return low, _extreme(self, 1) if high == math.inf else high
 
     def coefficient(self, atom: Atom) -> int:
         """The coefficient of an atom at the top of the sum."""
         return next((k for a, k in self.terms if a == atom), 0)
+
+    def stride(self, atom: Atom) -> Index | None:
+        """By how much it grows with an atom; ``None`` where that depends on the atom itself."""
+        total = Index(self.coefficient(atom))
+        for other, k in self.terms:
+            if other == atom or not _mentions(other, atom):
+                continue
+            if not isinstance(other, Product) or atom not in other.factors:
+                return None
+            rest = list(other.factors)
+            rest.remove(atom)
+            if any(_mentions(f, atom) for f in rest):
+                return None
+            total = total + product(map(Index.of, rest)) * k
+        return total
+
+    @cached_property
+    def is_fixed(self) -> bool:
+        """Whether it is made of numbers and symbolic sizes alone, so that it is known before any loop runs."""
+        return not any(isinstance(a, Var | Computed) for a in self.atoms)
+
+    @cached_property
+    def typical(self) -> int:
+        """What it is, or is at most, where symbolic sizes are as their hints say: for estimates of cost alone."""
+        hints = {a: _constant(a.hint) for a in self.atoms if isinstance(a, Sym)}
+        known = self.substitute(hints) if hints else self
+        top = known.bounds[1]
+        return int(top) if math.isfinite(top) else UNKNOWN
 
     @cached_property
     def atoms(self) -> frozenset[Atom]:
@@ -254,6 +322,8 @@ class Index:
         return result
 
 
+UNKNOWN = 1 << 20
+"""What a size counts as for which there is neither a bound nor a hint."""
 Replaced = Mapping[Any, Index]
 """What atoms are replaced by."""
 _SMALL = [Index(k) for k in range(-8, 64)]
@@ -287,12 +357,72 @@ def _inside(atom: Atom) -> frozenset[Atom]:
     return found
 
 
+def _mentions(atom: Atom, wanted: Atom) -> bool:
+    """Whether an atom is computed from another one; a variable is not computed from its size."""
+    if atom == wanted:
+        return True
+    if isinstance(atom, Div | Mod):
+        return any(_mentions(a, wanted) for i in (atom.dividend, atom.divisor) for a, _ in i.terms)
+    if isinstance(atom, Least):
+        return any(_mentions(a, wanted) for i in (atom.left, atom.right) for a, _ in i.terms)
+    return isinstance(atom, Product) and any(_mentions(f, wanted) for f in atom.factors)
+
+
+def _extreme(x: Index, side: int) -> float:
+    """The least (0) or greatest (1) value of a sum, by what variables are at the ends of their ranges.
+
+    For ``i < n`` the greatest value of ``i - n`` is found as that of ``n - 1 - n``.
+    """
+    parts = {f: None for atom, _ in x.terms for f in (atom.factors if isinstance(atom, Product) else (atom,))}
+    sizes = [f.size.atoms for f in parts if isinstance(f, Var) and isinstance(f.size, Index)]
+    for atom in sorted(parts, key=lambda f: sum(f in size for size in sizes)):  # a size follows what it is the size of
+        ends = _ends(atom)
+        if ends == (None, None):
+            continue
+        stride = x.stride(atom)
+        if stride is None:
+            continue
+        low, high = stride.bounds
+        end = ends[side] if low >= 0 else ends[1 - side] if high <= 0 else None
+        if end is not None:
+            return x.substitute({atom: end}).bounds[side]
+    return (-math.inf, math.inf)[side]
+
+
+def _ends(atom: Atom) -> tuple[Index | None, Index | None]:
+    """The least and the greatest value of an atom as an index, where that tells more than its bounds."""
+    if isinstance(atom, Var) and isinstance(atom.size, Index):
+        return _constant(0), atom.size - 1
+    if isinstance(atom, Mod) and not atom.divisor.is_constant:
+        return _constant(0), atom.divisor - 1
+    if isinstance(atom, Div) and atom.divisor.is_constant and not atom.dividend.is_fixed:
+        ends = [_end(atom.dividend, side) for side in (0, 1)]
+        low, high = (None if end is None else floor_div(end, atom.divisor) for end in ends)
+        return low, high
+    if isinstance(atom, Sym) and atom.low is not None:
+        return _constant(atom.low), None
+    return None, None
+
+
+def _end(x: Index, side: int) -> Index | None:
+    """The least (0) or greatest (1) value of a sum over the ranges of its variables, if they are all at their ends."""
+    for v in sorted(x.variables, key=str):
+        stride = x.stride(v)
+        if stride is None:
+            return None
+        low, high = stride.bounds
+        if low < 0 < high:
+            return None
+        x = x.substitute({v: Index.of(v.size) - 1 if (low >= 0) == bool(side) else _constant(0)})
+    return x if x.is_fixed else None
+
+
 def _bounds(atom: Atom) -> tuple[float, float]:
     if isinstance(atom, Var):
         top = float(atom.size) if isinstance(atom.size, int) else atom.size.bounds[1]
         return 0.0, max(0.0, top - 1)
     if isinstance(atom, Sym):
-        return 0.0, math.inf
+        return -math.inf if atom.low is None else float(atom.low), math.inf
     if isinstance(atom, Computed):
         return (-math.inf if atom.low is None else atom.low), (math.inf if atom.high is None else atom.high)
     if isinstance(atom, Least):
@@ -353,6 +483,13 @@ def _quotient(atom: Atom, k: int, divisor: Index) -> Index | None:
 def _parts(x: Index, divisor: Index) -> tuple[Index, Index]:
     """``x`` as ``quotient * divisor + rest``, with as much as possible in the quotient."""
     quotient, rest = _constant(0), Index(0)
+    if len(divisor.terms) > 1 or (divisor.terms and divisor.constant):  # a sum: by the first of its terms
+        lead, rest = Index(0, divisor.terms[:1]), x
+        for atom, k in x.terms:
+            whole = _quotient(atom, k, lead)
+            if whole is not None and rest.coefficient(atom) == k:
+                quotient, rest = quotient + whole, rest - whole * divisor
+        return quotient, rest
     for atom, k in x.terms:
         whole = _quotient(atom, k, divisor)
         if whole is None:
@@ -371,9 +508,9 @@ def _is_below(x: Index, divisor: Index) -> bool:
         return False
     if divisor.is_constant:
         return high < divisor.constant
-    if len(x.terms) == 1 and not x.constant and x.terms[0][1] == 1 and isinstance(x.terms[0][0], Var):
-        return x.terms[0][0].size == divisor
-    return bool(x.is_constant and x.constant == 0)
+    if x.is_constant and x.constant == 0:
+        return True
+    return (x - divisor).bounds[1] < 0
 
 
 def floor_div(x: Index, divisor: Index) -> Index:
@@ -443,18 +580,24 @@ def remainder(x: Index, divisor: Index) -> Index:
 
 
 def _recombined(x: Index) -> Index:
-    """``k*d*(y // d) + k*(y % d)`` as ``k*y``."""
-    mods = [(a, k) for a, k in x.terms if isinstance(a, Mod)]
-    for mod, k in mods:
-        whole = floor_div(mod.dividend, mod.divisor) * mod.divisor * k
-        if not whole.terms or whole.constant:
-            continue
-        terms = dict(x.terms)
-        if all(terms.get(a) == c for a, c in whole.terms):
-            del terms[mod]
-            for a, _ in whole.terms:
-                del terms[a]
-            return Index._sum(x.constant, terms) + mod.dividend * k
+    """``k*d*(y // d) + k*(y % d)`` as ``k*y``; ``k`` may have symbolic sizes in it."""
+    for atom, k in x.terms:
+        factors = atom.factors if isinstance(atom, Product) else (atom,)
+        for mod in factors:
+            if not isinstance(mod, Mod):
+                continue
+            others = list(factors)
+            others.remove(mod)
+            times = product(map(Index.of, others)) * k
+            whole = floor_div(mod.dividend, mod.divisor) * mod.divisor * times
+            if not whole.terms or whole.constant:
+                continue
+            terms = dict(x.terms)
+            if all(terms.get(a) == c for a, c in whole.terms if a != atom) and atom not in dict(whole.terms):
+                del terms[atom]
+                for a, _ in whole.terms:
+                    del terms[a]
+                return Index._sum(x.constant, terms) + mod.dividend * times
     return x
 
 

@@ -107,13 +107,15 @@ class Interpreter:
         return out.reshape(result.shape)
 
     def _call(self, call: Call) -> None:
-        results = call.target(*_with_tensors(call.args, self._ref), **_with_tensors(call.kwargs, self._ref))
+        results = call.target(*_with_tensors(call.args, self._given), **_with_tensors(call.kwargs, self._given))
         results = results if isinstance(results, list | tuple) else [results]
         for named, value in zip(call.results, results, strict=False):
             if named is not None:
                 self.tensors[named.name] = value
 
-    def _ref(self, ref: Ref) -> torch.Tensor:
+    def _given(self, ref: Ref | Index) -> torch.Tensor | int:
+        if isinstance(ref, Index):
+            return self._size(ref)
         x = self.tensors[ref.name]
         sizes, strides = ([self._size(s) for s in of] for of in (ref.sizes, ref.strides))
         return x.as_strided(sizes, strides, x.storage_offset() + self._size(ref.offset))
@@ -135,8 +137,8 @@ class Interpreter:
             condition = self._scalar(x.condition, grid, done)
             return torch.where(condition, self._scalar(x.value, grid, done), self._scalar(x.other, grid, done))
         if isinstance(x, Checked):  # as a kernel goes on with it
-            at = self._scalar(x.value, grid, done)
-            return torch.where(at < 0, at + x.size, at).clamp(0, x.size - 1) if x.wraps else at.clamp(0, x.size - 1)
+            at, size = self._scalar(x.value, grid, done), self._size(x.size)
+            return torch.where(at < 0, at + size, at).clamp(0, size - 1) if x.wraps else at.clamp(0, size - 1)
         assert isinstance(x, Op)
         args = [self._scalar(a, grid, done) for a in x.args]
         if x.name in ("cast", "round"):
@@ -164,7 +166,8 @@ class Interpreter:
     def _most(self, size: int | Index) -> int:
         """The size, or the largest one of a variable whose size depends on others."""
         size = Index.of(size)
-        return int(size.bounds[1]) if size.variables else self._size(size)
+        known = size.substitute({a: Index.of(self.symbols[a.name]) for a in size.atoms if isinstance(a, Sym)})
+        return int(known.bounds[1]) if known.variables else self._size(known)
 
     def _index(self, x: Index, grid: Mapping[Var, torch.Tensor], done: dict[Scalar, torch.Tensor]) -> torch.Tensor:
         result = torch.tensor(x.constant)
@@ -241,8 +244,8 @@ _SCANS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 }
 
 
-def _with_tensors(value: Any, tensor: Callable[[Ref], torch.Tensor]) -> Any:
-    if isinstance(value, Ref):
+def _with_tensors(value: Any, tensor: Callable[[Ref | Index], torch.Tensor | int]) -> Any:
+    if isinstance(value, Ref | Index):
         return tensor(value)
     if isinstance(value, list | tuple):
         return type(value)(_with_tensors(v, tensor) for v in value)

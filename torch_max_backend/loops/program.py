@@ -16,7 +16,7 @@ import torch
 
 from torch_max_backend.base.index_sites import Site
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, nested, walk
-from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.loops.index import Index, Sym, Var
 
 COMBINERS = ("sum", "product", "maximum", "minimum", "any", "all", "argmax", "argmin")
 """What a reduction does with its elements. Maximum and minimum are NaN if an element is; argmax and argmin give the
@@ -165,16 +165,18 @@ Step = Definition | Call
 class Program:
     """Inputs, steps in an order in which they can run, and what leaves.
 
-    ``outputs`` are pairs of a name and the order of its dimensions in memory. ``stores`` are pairs of an input and the
-    definition that is written into it after every step that reads the input. ``symbols`` are the sizes that a call
-    gives, ``sites`` the places that check indices, by number.
+    ``outputs`` are pairs of a name and the order of its dimensions in memory, ``shapes`` their sizes, whatever loops
+    compute them. ``stores`` are pairs of an input and the definition that is written into it after every step that
+    reads the input. ``symbols`` are the integers that a call gives, each with torch's expression for it, ``sites`` the
+    places that check indices, by number.
     """
 
     inputs: dict[str, Input] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     outputs: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     stores: list[tuple[str, str]] = field(default_factory=list)
-    symbols: list[str] = field(default_factory=list)
+    symbols: dict[Sym, Any] = field(default_factory=dict)
+    shapes: dict[str, tuple[Index, ...]] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
 
     def __str__(self) -> str:

@@ -17,6 +17,7 @@ from torch_max_backend.base.index_sites import Site
 from torch_max_backend.loops.expr import Load, Scalar, as_index, cast, checked, constant, from_index, rounded
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Definition, Program, Reduction, Scan, Scatter
+from torch_max_backend.loops.symbols import Symbols
 
 Shape = tuple[Index, ...]
 At = Callable[[Shape], Scalar]
@@ -49,6 +50,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.program = Program()
+        self.symbols = Symbols()
         self.where = ""
         self.promise: Any = None
         """What torch promises for the op at work: its fake tensors, for rules whose dtypes depend on the device."""
@@ -60,7 +62,7 @@ class Builder:
 
     def variable(self, prefix: str, size: Index) -> Var:
         """A new loop variable."""
-        return Var(self._fresh(prefix), size.constant if size.is_constant else size)
+        return sized(self._fresh(prefix), size)
 
     def name(self) -> str:
         """A new name of a tensor."""
@@ -88,6 +90,11 @@ class Builder:
         if site not in sites:
             sites.append(site)
         return sites.index(site)
+
+
+def sized(name: str, size: Index) -> Var:
+    """A loop variable of a size."""
+    return Var(name, size.constant if size.is_constant else size)
 
 
 _builder: contextvars.ContextVar[Builder] = contextvars.ContextVar("builder")
@@ -161,13 +168,22 @@ def checked_index(x: Scalar, size: Index, message: str, wraps: bool = False) -> 
     """An element of an index tensor as an index of one of ``size`` elements.
 
     Args:
-        message: What torch says of one that is out of range, with ``{index}`` for it.
+        message: What torch says of one that is out of range, with ``{index}`` for it, and sizes as :func:`spelled`
+            writes them.
         wraps: Whether a negative one counts from the end.
     """
-    if not size.is_constant or size.constant == 0:
-        raise Unsupported(f"indices into a known number of elements that is not 0, not {size}")
-    value = checked(cast(x, torch.int64), size.constant, builder().site(message), wraps)
-    return as_index(value, 0, size.constant - 1)
+    if size.bounds[0] < 1 or not size.is_fixed:
+        raise Unsupported(f"indices into a number of elements that is not 0, not {size}")
+    site = builder().site(message)
+    if size.is_constant:
+        return as_index(checked(cast(x, torch.int64), size.constant, site, wraps), 0, size.constant - 1)
+    return as_index(checked(cast(x, torch.int64), size, site, wraps), 0)
+
+
+def spelled(size: Index | int) -> str:
+    """A size in a message: a number, or a formula in braces whose value is put there when the message is needed."""
+    size = Index.of(size)
+    return str(size) if size.is_constant else f"{{{size}}}"
 
 
 def converted(x: Tensor, dtype: torch.dtype) -> Tensor:

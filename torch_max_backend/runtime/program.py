@@ -11,6 +11,7 @@ import functools
 import glob
 import linecache
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,10 +32,14 @@ LIBRARY = "program"
 
 @dataclass(frozen=True)
 class SegmentSpec:
-    """A run of kernels: the number of words in its table, and whether it is worth a team of threads."""
+    """A run of kernels: the number of words in its table, and whether it is worth a team of threads.
+
+    With ``sized``, symbolic sizes decide that at each call.
+    """
 
     words: int
     parallel: bool
+    sized: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ class ProgramSpec:
             assert library is not None
             scope[f"table{k}"] = ctypes.c_int64 * segment.words
             scope[f"segment{k}"] = library.function(f"{SEGMENT}{k}", segment.parallel)
+            if segment.sized:
+                scope[f"team{k}"] = library.function(f"{SEGMENT}{k}", True)
         name = f"<max_backend program {id(scope):x}>"
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
         exec(compile(self.source, name, "exec"), scope)  # the text is ours: names, numbers and calls
@@ -87,10 +94,12 @@ def _block_of(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8)
 
 
-def _outside(site: Site, index: int) -> OutOfRangeError:
-    """The error for an index that a kernel has noted."""
+def _outside(site: Site, index: int, **sizes: int) -> OutOfRangeError:
+    """The error for an index that a kernel has noted; its message may have formulas of symbolic sizes in braces."""
     at = f"\n  {site.op} at {site.lines[0]}" if site.lines else f"\n  {site.op}"
-    return OutOfRangeError(site.message.format(index=index) + at)
+    values = {"index": index, **sizes}
+    message = re.sub(r"\{([^{}]*)\}", lambda found: str(eval(found[1], {}, values)), site.message)  # formulas are ours
+    return OutOfRangeError(message + at)
 
 
 def as_planned(x: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:

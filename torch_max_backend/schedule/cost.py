@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from torch_max_backend.loops.expr import Const, FromIndex, Load, Op, Scalar, walk
-from torch_max_backend.loops.index import Div, Index, Mod, Var
+from torch_max_backend.loops.index import Div, Index, Mod, Var, product
 from torch_max_backend.loops.program import Definition, Scatter
 
 _DEAR = {
@@ -36,13 +36,19 @@ def of_expression(*roots: Scalar) -> int:
 
 
 def count(variables: Iterable[Var]) -> int:
-    """How many values variables have together; symbolic sizes count as large."""
-    return math.prod(v.size if isinstance(v.size, int) else _most(v.size) for v in variables)
+    """How many values variables have together; symbolic sizes count as their hints say."""
+    return math.prod(v.size if isinstance(v.size, int) else max(0, v.size.typical) for v in variables)
 
 
-def _most(size: Index) -> int:
-    top = size.bounds[1]
-    return int(top) if math.isfinite(top) else 1 << 20
+def exact_count(variables: Iterable[Var]) -> Index:
+    """The same as an index of symbolic sizes. A loop whose length depends on another one counts with its greatest."""
+    sizes = (Index.of(v.size) for v in variables)
+    return product(size if size.is_fixed else size.typical for size in sizes)
+
+
+def most(variables: Iterable[Var]) -> float:
+    """How many values variables may have together; infinitely many where a symbolic size has no bound."""
+    return math.prod(max(0.0, Index.of(v.size).bounds[1]) for v in variables)
 
 
 def iterations(d: Definition) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
-from torch_max_backend.loops.index import Computed, Index, Least, Replaced, Var, least
+from torch_max_backend.loops.index import Computed, Index, Least, Product, Replaced, Var, least
 from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
+from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
 from torch_max_backend.schedule.partition_loops import is_decidable, partition
@@ -17,6 +18,8 @@ LANES = 16
 """Elements of a vector, whatever their dtype: the registers of a processor hold them as one or several."""
 SLICE = 4096
 """Elements of an elementwise loop that a thread takes at a time."""
+FAR = 2
+"""A step in memory of symbolic length counts as this at least: elements are no neighbours for certain."""
 
 
 def lanes_of(v: Var) -> int:
@@ -81,14 +84,13 @@ class Nest:
     vector: Var | None = None
 
     @property
-    def work(self) -> int:
+    def work(self) -> Index:
         """What it costs, in simple operations on one element."""
-        each = sum(
-            cost.count((*self.outer, *s.inner))
-            * (1 + cost.of_expression(*(e for x in s.statements for e in x.expressions)))
-            for s in self.stages
-        )
-        return each
+        total = Index.of(0)
+        for s in self.stages:
+            each = 1 + cost.of_expression(*(e for x in s.statements for e in x.expressions))
+            total = total + cost.exact_count((*self.outer, *s.inner)) * each
+        return total
 
     def __str__(self) -> str:
         outer = ", ".join(f"{v}:{v.size}{' in vectors' if v == self.vector else ''}" for v in self.outer)
@@ -164,7 +166,7 @@ def _mergeable(loops: tuple[Var, ...], statements: Iterable[Statement], n: Nest)
     sizes = [v.size for v in (*n.outer, *(v for s in n.stages for v in s.inner)) if isinstance(v.size, Index)]
     for a in loops:
         for b in loops:
-            if a == b or not isinstance(a.size, int) or not isinstance(b.size, int):
+            if a == b or not Index.of(a.size).is_fixed or not Index.of(b.size).is_fixed:
                 continue
             if in_order and loops.index(a) > loops.index(b):
                 continue
@@ -176,15 +178,17 @@ def _mergeable(loops: tuple[Var, ...], statements: Iterable[Statement], n: Nest)
 def _runs_on(index: Index, a: Var, b: Var) -> bool:
     """Whether ``a`` goes on where ``b`` ends."""
     for atom, _ in index.terms:
-        if not isinstance(atom, Var) and (a in Index(0, ((atom, 1),)).atoms or b in Index(0, ((atom, 1),)).atoms):
+        inside = () if isinstance(atom, Var | Product) else Index(0, ((atom, 1),)).atoms
+        if a in inside or b in inside:
             return False
         if isinstance(atom, Computed) and {a, b} & variables(atom.value):
             return False
-    return index.coefficient(a) == index.coefficient(b) * b.size
+    steps = index.stride(a), index.stride(b)
+    return steps[0] is not None and steps[1] is not None and steps[0] == steps[1] * b.size
 
 
 def _merge(n: Nest, a: Var, b: Var, only: StageNest | None = None) -> Nest:
-    one = Var(b.name + "m", a.size * b.size)
+    one = sized(b.name + "m", Index.of(a.size) * b.size)
     values = {a: Index.of(0), b: Index.of(one)}
 
     def loops(of: tuple[Var, ...]) -> tuple[Var, ...]:
@@ -222,19 +226,25 @@ def _ordered(n: Nest) -> Nest:
     every = [s for stage in n.stages for s in stage.statements]
 
     def step(v: Var, statements: list[Statement]) -> tuple[int, int]:
-        stores = [abs(s.address.coefficient(v)) for s in statements if s.address is not None]
-        reads = [abs(i.coefficient(v)) for i in indices(*statements)]
+        stores = [distance(s.address, v) for s in statements if s.address is not None]
+        reads = [distance(i, v) for i in indices(*statements)]
         return -max(stores, default=0), -max(reads, default=0)
 
     stages = []
     for s in n.stages:
         own = list(s.statements)
         reduced = s.reduced
-        if not any(x.place is not None for x in own) and all(isinstance(v.size, int) for v in reduced):
+        if not any(x.place is not None for x in own) and all(Index.of(v.size).is_fixed for v in reduced):
             reduced = tuple(sorted(reduced, key=lambda v: step(v, own)[1]))
         free = tuple(sorted(s.free, key=lambda v: step(v, own)))
         stages.append(dataclasses.replace(s, free=free, reduced=reduced))
     return Nest(tuple(sorted(n.outer, key=lambda v: step(v, every))), tuple(stages))
+
+
+def distance(index: Index, v: Var) -> int:
+    """How far apart in memory neighbours along ``v`` are, as far as hints say; 0 where that is not one number."""
+    step = index.stride(v)
+    return 0 if step is None else abs(step.typical)
 
 
 # -- vectors -----------------------------------------------------------------------------------------------------------
@@ -245,7 +255,7 @@ def _gain(v: Var, statements: tuple[Statement, ...]) -> float:
     for index in [*indices(*statements), *stores]:  # gaps between stores cost more than gaps between loads
         step = _step(index, v)
         gain += -2 if step is None else 1 if step == 1 else 0.4 if step == 0 else -0.5
-    size, lanes = v.size if isinstance(v.size, int) else 4096, lanes_of(v)
+    size, lanes = cost.count([v]), lanes_of(v)
     filled = size / max(LANES, -(-size // lanes) * LANES)
     return gain * filled if gain > 0 else gain
 
@@ -256,6 +266,8 @@ def _step(index: Index, v: Var) -> int | None:
     for atom, k in index.terms:
         if atom == v:
             step += k
+        elif isinstance(atom, Product) and (stride := Index(0, ((atom, k),)).stride(v)) is not None:
+            step += max(FAR, abs(stride.typical)) if stride != 0 else 0
         elif isinstance(atom, Least):
             left, right = _step(atom.left, v), _step(atom.right, v)
             if left is None or right is None:
@@ -376,7 +388,7 @@ def _elementwise(n: Nest) -> Nest:
 def _read_across(n: Nest, v: Var) -> Var | None:
     """A variable along which some load reads neighbours while ``v`` steps over lines of memory."""
     for index in indices(*n.stages[0].statements):
-        if abs(index.coefficient(v)) > 1:
+        if distance(index, v) > 1:
             for w in n.outer:
                 if w != v and index.coefficient(w) == 1 and cost.count([w]) >= 4:
                     return w
@@ -386,13 +398,13 @@ def _read_across(n: Nest, v: Var) -> Var | None:
 def _sliced(n: Nest, v: Var, vector: Var | None) -> Nest:
     """Cut a long inner loop in slices, so that there are enough for the threads."""
     (stage,) = n.stages
-    others = cost.count(n.outer)
-    if not isinstance(v.size, int) or v.size < 2 * SLICE or others >= 64:
+    others, size = cost.count(n.outer), Index.of(v.size)
+    known = all(isinstance(w.size, int) for w in n.outer)
+    if size.bounds[1] < 2 * SLICE or not size.is_fixed or (others >= 64 and (known or size.is_constant)):
         return n
-    chunk = max(SLICE, -(-v.size * others // 64 // LANES) * LANES)
-    p = Var(f"{v.name}p", -(-v.size // chunk))
-    left = least(Index.of(chunk), v.size - Index.of(p) * chunk)
-    q = Var(f"{v.name}q", left.constant if left.is_constant else left)
+    chunk = max(SLICE, -(-size.constant * others // 64 // LANES) * LANES) if size.is_constant and known else SLICE
+    p = sized(f"{v.name}p", (size + (chunk - 1)) // chunk)
+    q = sized(f"{v.name}q", least(Index.of(chunk), size - Index.of(p) * chunk))
     statements = substituted(stage.statements, {v: Index.of(p) * chunk + q})
     stage = StageNest((q,), (), statements, q if vector is not None else None)
     return Nest((*n.outer, p), (stage,))

@@ -10,7 +10,7 @@ from torch_max_backend.loops.index import Index, Var, least
 from torch_max_backend.loops.program import Definition, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
-from torch_max_backend.schedule.nest import LANES, Nest, StageNest, Statement, merged, nest, substituted
+from torch_max_backend.schedule.nest import LANES, Nest, StageNest, Statement, distance, merged, nest, substituted
 
 PARTS = 16
 """Parts of a row that threads share."""
@@ -43,7 +43,7 @@ def _updates(d: Definition, how: Scatter, layouts: Mapping[str, Layout]) -> Nest
     statement = Statement(d.name, d.dtype, again(how.source), address, where=d.where, how=how)
     loops = [v for v in how.variables if v.size != 1]
     own = [v for v in loops if any(_is(t, v) for t in how.target)]
-    shared = tuple(sorted(own, key=lambda v: -address.coefficient(v)))
+    shared = tuple(sorted(own, key=lambda v: -distance(address, v)))
     ordered = tuple(v for v in loops if v not in own)
     return _with_rows_inside(merged(Nest(shared, (StageNest(ordered, (), (statement,)),))))
 

@@ -10,6 +10,7 @@ import torch
 from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, loads, rewrite, variables, walk
 from torch_max_backend.loops.index import Div, Index, Mod, Replaced, Var, least
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scatter
+from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
 
@@ -29,7 +30,7 @@ def split_divided_variables(program: Program) -> Program:
 
     Before: ``t0[i:12] = x[i // 4, i % 4]``. After: ``t0[a:3, b:4] = x[a, b]``, in the same memory.
     """
-    split: dict[str, list[tuple[int, int]]] = {}
+    split: dict[str, list[tuple[int, Index]]] = {}
     steps = []
     orders = dict(program.outputs)
     for step in program.steps:
@@ -53,7 +54,7 @@ def _split_order(order: tuple[int, ...], position: int) -> tuple[int, ...]:
     return tuple(result)
 
 
-def _reindexed(d: Definition, split: Mapping[str, list[tuple[int, int]]]) -> Definition:
+def _reindexed(d: Definition, split: Mapping[str, list[tuple[int, Index]]]) -> Definition:
     """Loads of definitions that were split, with the quotient and the remainder for the index that was one."""
     if not any(x.source in split for x in loads(*d.expressions())):
         return d
@@ -82,31 +83,30 @@ def _rewritten(d: Definition, values: Replaced, load: Callable[[Load], Scalar] =
     return dataclasses.replace(d, body=body, how=how)
 
 
-def _divided(d: Definition) -> tuple[Var, int] | None:
+def _divided(d: Definition) -> tuple[Var, Index] | None:
     """A variable of the definition that is divided by itself, and the largest such divisor that divides its size."""
     if d.how is not None and not isinstance(d.how, Reduction):
         return None
     own = {*d.variables, *d.reduced}
-    found: dict[Var, int] = {}
+    found: dict[Var, Index] = {}
     for x in walk(*d.expressions()):
         indices = x.index if isinstance(x, Load) else (x.index,) if isinstance(x, FromIndex) else ()
         for index in indices:
             for atom in index.atoms:
-                if not isinstance(atom, Div | Mod) or not atom.divisor.is_constant or len(atom.dividend.terms) != 1:
+                if not isinstance(atom, Div | Mod) or not atom.divisor.is_fixed or len(atom.dividend.terms) != 1:
                     continue
                 v, k = atom.dividend.terms[0]
-                divisor = atom.divisor.constant
                 if k != 1 or v not in own or not isinstance(v, Var):
                     continue
-                if isinstance(v.size, int) and v.size % divisor == 0 and 1 < divisor < v.size:
-                    found[v] = max(found.get(v, 0), divisor)
+                size, divisor = Index.of(v.size), atom.divisor
+                if size.is_fixed and divisor not in (0, 1, size) and size % divisor == 0:
+                    found[v] = max(found.get(v, divisor), divisor, key=lambda x: x.typical)
     return next(iter(found.items()), None)
 
 
-def _split_variable(d: Definition, v: Var, inner: int) -> tuple[Definition, int | None]:
+def _split_variable(d: Definition, v: Var, inner: Index) -> tuple[Definition, int | None]:
     """``v`` as two variables; with it the position of ``v`` among the definition's own."""
-    assert isinstance(v.size, int)
-    high, low = Var(f"{v.name}a", v.size // inner), Var(f"{v.name}b", inner)
+    high, low = sized(f"{v.name}a", Index.of(v.size) // inner), sized(f"{v.name}b", inner)
     d = _rewritten(d, {v: Index.of(high) * inner + low})
 
     def parts(variables: tuple[Var, ...]) -> tuple[Var, ...]:
@@ -137,11 +137,12 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout]) -> Pr
 def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> list[Definition]:
     results, elements = cost.count(d.variables), cost.count(how.variables)
     wide = [v for v in how.variables if v.size != 1]
-    if how.combiner.startswith("arg") or not wide or not all(isinstance(v.size, int) for v in wide):
+    if how.combiner.startswith("arg") or not wide or not all(Index.of(v.size).is_fixed for v in wide):
         return [d]
     along_memory = _is_along_memory(d, wide[-1], layouts)
     chain = elements // LANES if along_memory else elements
-    adds = how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
+    known = all(isinstance(v.size, int) for v in wide)  # sums over symbolic sizes are added up in float64 anyway
+    adds = known and how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
     few = results < ENOUGH if along_memory else results < ENOUGH * 16
     if not ((few and results * elements >= 4 * PART and elements >= 64) or (adds and chain > CHAIN)):
         return [d]
@@ -151,16 +152,14 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> l
         v = rest.pop(0)
         if v.size == 1:
             continue
-        assert isinstance(v.size, int)
-        if v.size <= parts:
+        if cost.count([v]) <= parts:
             outer.append((v, Index.of(v)))
-            parts //= v.size
+            parts //= cost.count([v])
             continue
-        chunk = -(-v.size // parts)
-        chunk = -(-chunk // LANES) * LANES if along_memory and not rest else chunk
-        p = Var(f"{v.name}p", -(-v.size // chunk))
-        left = least(Index.of(chunk), v.size - Index.of(p) * chunk)
-        q = Var(f"{v.name}q", left.constant if left.is_constant else left)
+        size = Index.of(v.size)
+        chunk = _chunk(size, parts, LANES if along_memory and not rest else 1)
+        p = sized(f"{v.name}p", (size + chunk - 1) // chunk)
+        q = sized(f"{v.name}q", least(chunk, size - chunk * p))
         d = _rewritten(d, {v: Index.of(p) * chunk + q})
         outer.append((p, Index.of(p)))
         rest.insert(0, q)
@@ -180,10 +179,17 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> l
     return [first, second]
 
 
+def _chunk(size: Index, parts: int, multiple: int) -> Index:
+    """The length of so many parts, a multiple of something; for a symbolic size always of ``ENOUGH`` parts."""
+    if size.is_constant:
+        return Index.of(-(-size.constant // parts // multiple) * multiple)
+    return (size // (ENOUGH * multiple) + 1) * multiple
+
+
 def _is_along_memory(d: Definition, v: Var, layouts: Mapping[str, Layout]) -> bool:
     """Whether most loads of the body read neighbours in memory when ``v`` grows by one."""
     if any(isinstance(x, Guarded) and v in variables(x.condition) for x in walk(d.body)):
         return False  # a condition for a load keeps vectors, and with them several sums at a time, away
-    steps = [abs(layouts[x.source].address(x.index).coefficient(v)) for x in loads(d.body) if x.source in layouts]
-    moving = [s for s in steps if s]
-    return bool(moving) and sum(s == 1 for s in moving) * 2 >= len(moving)
+    steps = [layouts[x.source].address(x.index).stride(v) for x in loads(d.body) if x.source in layouts]
+    moving = [s for s in steps if s is not None and s != 0]
+    return bool(moving) and sum(s in (1, -1) for s in moving) * 2 >= len(moving)

@@ -54,7 +54,7 @@ def _is_window(d: Definition) -> bool:
 def _unrolled(d: Definition) -> Definition:
     assert isinstance(d.how, Reduction)
     combine, total = _COMBINE[d.how.combiner], None
-    for places in itertools.product(*(range(int(v.size)) for v in d.how.variables)):  # type: ignore[arg-type]
+    for places in itertools.product(*(range(int(v.size)) for v in d.how.variables)):
         values: dict[Atom, Index] = {v: Index.of(k) for v, k in zip(d.how.variables, places, strict=True)}
         tap: Scalar = rewrite(d.body, values)
         total = tap if total is None else op(combine, total, tap)

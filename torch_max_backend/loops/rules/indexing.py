@@ -18,6 +18,7 @@ from torch_max_backend.loops.tensor import (
     broadcast_shapes,
     checked_index,
     define,
+    spelled,
 )
 
 IN_SELF = "index out of range in self"
@@ -27,7 +28,7 @@ IN_ELEMENTS = "out of range: tried to access index {{index}} on a tensor of {siz
 
 def out_of_bounds(x: Tensor, dim: int) -> str:
     """What most ops say of an index along a dimension."""
-    return OUT_OF_BOUNDS.format(dim=dim, size=x.shape[dim] if x.rank else 1)
+    return OUT_OF_BOUNDS.format(dim=dim, size=spelled(x.shape[dim] if x.rank else 1))
 
 
 def at_least_1d(x: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ class Places:
             result[d] = i
         for k, (d, x) in enumerate(zip(self.at, self.tensors, strict=True)):
             value, size = broadcast_at(x, self.common)(common), self.source.shape[d]
-            result[d] = checked_index(value, size, OUT_OF_BOUNDS.format(dim=k, size=size), wraps=True)
+            result[d] = checked_index(value, size, OUT_OF_BOUNDS.format(dim=k, size=spelled(size)), wraps=True)
         return tuple(result)
 
 
@@ -100,7 +101,7 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     shape = (*self.shape[:d], rows.shape[0], *self.shape[d + 1 :])
     if any(s == 0 for s in shape):
         return filled(shape, self.dtype)
-    in_data = f"INDICES element is out of DATA bounds, id={{index}} axis_dim={self.shape[d]}"
+    in_data = f"INDICES element is out of DATA bounds, id={{index}} axis_dim={spelled(self.shape[d])}"
     message = in_data if d == 1 else IN_SELF
     return define(
         shape,
@@ -131,7 +132,7 @@ def take(self: Tensor, index: Tensor) -> Tensor:
     if is_empty(index):
         return filled(index.shape, self.dtype)
     flat, count = reshaped(self, [-1]), product(self.shape)
-    message = IN_ELEMENTS.format(size=count)
+    message = IN_ELEMENTS.format(size=spelled(count))
     return define(index.shape, self.dtype, lambda i: flat.at((checked_index(index.at(i), count, message, wraps=True),)))
 
 

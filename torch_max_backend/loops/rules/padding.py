@@ -25,7 +25,7 @@ def _pads(padding: Sequence[int | Index]) -> Pads:
 
 
 # -- maps --------------------------------------------------------------------------------------------------------------
-def _reflected(o: Index, before: int, size: int) -> Index:
+def _reflected(o: Index, before: int, size: Index) -> Index:
     """The input that a mirrored pad shows: ``size - 1 - |size - 1 - |o - before||``."""
     i = o - before
     i = greatest(i, -i)
@@ -33,8 +33,8 @@ def _reflected(o: Index, before: int, size: int) -> Index:
     return -greatest(i, -i) + (size - 1)
 
 
-def _replicated(o: Index, before: int, size: int) -> Index:
-    return clamped(o - before, Index.of(0), Index.of(size - 1))
+def _replicated(o: Index, before: int, size: Index) -> Index:
+    return clamped(o - before, Index.of(0), size - 1)
 
 
 def _reflections(i: Index, before: int, after: int, size: int) -> Shown:
@@ -60,11 +60,11 @@ def _replications(i: Index, before: int, after: int, size: int) -> Shown:
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------
-def _padded(x: Tensor, padding: Sequence[int | Index], source: Callable[[Index, int, int], Index]) -> Tensor:
+def _padded(x: Tensor, padding: Sequence[int | Index], source: Callable[[Index, int, Index], Index]) -> Tensor:
     pads = _pads(padding)
-    sizes = [known(s) for s in x.shape[x.rank - len(pads) :]]
+    sizes = x.shape[x.rank - len(pads) :]
     fixed = x.shape[: x.rank - len(pads)]
-    shape = (*fixed, *(Index.of(s + a + b) for s, (a, b) in zip(sizes, pads, strict=True)))
+    shape = (*fixed, *(s + a + b for s, (a, b) in zip(sizes, pads, strict=True)))
 
     def at(index: Shape) -> Scalar:
         inner = index[len(fixed) :]

@@ -21,7 +21,7 @@ from torch_max_backend.loops.rules.indexing import (
     out_of_bounds,
 )
 from torch_max_backend.loops.rules.registry import aten, rule
-from torch_max_backend.loops.rules.views import Size, reshaped, slice_bounds
+from torch_max_backend.loops.rules.views import Size, from_front, reshaped, slice_bounds
 from torch_max_backend.loops.tensor import (
     Shape,
     Tensor,
@@ -32,6 +32,7 @@ from torch_max_backend.loops.tensor import (
     converted,
     define,
     expanded,
+    spelled,
 )
 
 Values = Tensor | bool | int | float
@@ -190,9 +191,9 @@ def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: A
 
 def _times(x: Scalar, factor: Any) -> Scalar:
     if x.dtype is torch.bool:
-        return x & bool(factor)
+        return x & constant(factor, torch.bool)
     if x.dtype in (torch.float16, torch.bfloat16):
-        return cast(cast(x, torch.float32) * constant(factor, x.dtype).value, x.dtype)
+        return cast(cast(x, torch.float32) * cast(constant(factor, x.dtype), torch.float32), x.dtype)
     return x * factor
 
 
@@ -266,7 +267,7 @@ def put(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -
         return self
     flat, count = reshaped(self, [-1]), product(self.shape)
     places, values = reshaped(index, [-1]), reshaped(source, [-1])
-    message = IN_ELEMENTS.format(size=count)
+    message = IN_ELEMENTS.format(size=spelled(count))
     result = scattered(
         flat,
         "sum" if accumulate else "set",
@@ -304,9 +305,7 @@ def slice_scatter(
 @rule(aten.select_scatter.default)
 def select_scatter(self: Tensor, src: Tensor, dim: int, index: Size) -> Tensor:
     d, place = self.dim(dim), Index.of(index)
-    if not place.is_constant:
-        raise Unsupported(f"an index of select_scatter that is known, not {place}")
-    row = place + self.shape[d] if place.constant < 0 else place
+    row = from_front(place, self.shape[d])
     values = expanded(src, (*self.shape[:d], *self.shape[d + 1 :]))
 
     def at(i: Shape) -> Scalar:

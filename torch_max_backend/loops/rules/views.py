@@ -9,10 +9,10 @@ import torch
 
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.loops.expr import Scalar, bitcast, compare_index, constant, guarded
-from torch_max_backend.loops.index import Index, product
+from torch_max_backend.loops.index import Index, clamped, greatest, least, product
 from torch_max_backend.loops.rules.pointwise import to_copy
 from torch_max_backend.loops.rules.registry import aten, rule
-from torch_max_backend.loops.tensor import Shape, Tensor, expanded
+from torch_max_backend.loops.tensor import Shape, Tensor, builder, expanded
 
 Size = int | Index
 
@@ -61,7 +61,7 @@ def _groups(source: Shape, target: Sequence[Index]) -> list[tuple[list[int], lis
         a = b = Index.of(1)
         while True:
             if not (a.is_constant and b.is_constant):
-                short_of_source = len(theirs) > len(mine) if a != b else not mine
+                short_of_source = not mine if a == b else _is_multiple(b, a) and not (theirs and _is_multiple(a, b))
             else:
                 short_of_source = a.constant < b.constant or not mine
             if a == b and (mine or theirs) and (mine or s >= len(source)) and (theirs or t >= len(target)):
@@ -82,6 +82,10 @@ def _groups(source: Shape, target: Sequence[Index]) -> list[tuple[list[int], lis
                 break
         groups.append((mine, theirs))
     return groups
+
+
+def _is_multiple(a: Index, b: Index) -> bool:
+    return b != 0 and a % b == 0
 
 
 # view(Tensor(a) self, SymInt[] size) -> Tensor(a)
@@ -185,30 +189,31 @@ def slice_(self: Tensor, dim: int = 0, start: Size | None = None, end: Size | No
 def slice_bounds(size: Index, start: Size | None, end: Size | None) -> tuple[Index, Index]:
     """First and one-past-last index of a slice along a dimension, as Python clamps them."""
 
-    def clamped(x: Size | None, default: Index) -> Index:
+    def place(x: Size | None, default: Index) -> Index:
         if x is None:
             return default
         x = Index.of(x)
-        if x.is_constant and size.is_constant:
-            at = x.constant + (size.constant if x.constant < 0 else 0)
-            return Index.of(max(0, min(at, size.constant)))
         if x.is_constant and x.constant >= 2**62:
             return size
-        if x == 0 or x == size:
-            return x
-        raise Unsupported(f"slices of known bounds, not {x} of {size}")
+        return clamped(from_front(x, size), Index.of(0), size)
 
-    low, high = clamped(start, Index.of(0)), clamped(end, size)
-    return low, high if (high - low).bounds[0] >= 0 else low
+    low, high = place(start, Index.of(0)), place(end, size)
+    return low, greatest(high, low)
+
+
+def from_front(x: Index, size: Index) -> Index:
+    """A place along a dimension, which counts from the end if it is negative."""
+    low, high = x.bounds
+    if low < 0 <= high:
+        raise Unsupported(f"a place that is negative or not for certain, not {x}")
+    return x if low >= 0 else x + size
 
 
 # select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)
 @rule(aten.select.int, aten.select_copy.int)
 def select_(self: Tensor, dim: int, index: Size) -> Tensor:
     d, at = self.dim(dim), Index.of(index)
-    if not at.is_constant:
-        raise Unsupported(f"a selected index that is known, not {at}")
-    place = at + self.shape[d] if at.constant < 0 else at
+    place = from_front(at, self.shape[d])
     return mapped(self, [*self.shape[:d], *self.shape[d + 1 :]], lambda i: [*i[:d], place, *i[d:]])
 
 
@@ -218,7 +223,9 @@ def split(self: Tensor, split_size: Size, dim: int = 0) -> list[Tensor]:
     d = self.dim(dim)
     size, part = self.shape[d], Index.of(split_size)
     if not (size.is_constant and part.is_constant):
-        raise Unsupported(f"splits of known sizes, not {size} in parts of {part}")
+        if builder().promise is None:
+            raise Unsupported(f"splits of known sizes, not {size} in parts of {part}")
+        return split_with_sizes(self, [builder().symbols.of(x.shape[d]) for x in builder().promise], dim)
     count = max(1, -(-size.constant // max(1, part.constant)))
     return split_with_sizes(self, [min(part.constant, size.constant - k * part.constant) for k in range(count)], dim)
 
@@ -237,9 +244,9 @@ def split_with_sizes(self: Tensor, split_sizes: Sequence[Size], dim: int = 0) ->
 @rule(aten.unbind.int)
 def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
     size = self.shape[self.dim(dim)]
-    if not size.is_constant:
+    if not size.is_constant and builder().promise is None:
         raise Unsupported(f"a known number of parts, not {size}")
-    return [select_(self, dim, k) for k in range(size.constant)]
+    return [select_(self, dim, k) for k in range(size.constant if size.is_constant else len(builder().promise))]
 
 
 # diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)
@@ -247,10 +254,8 @@ def unbind(self: Tensor, dim: int = 0) -> list[Tensor]:
 def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     a, b = self.dim(dim1), self.dim(dim2)
     rows, columns = self.shape[a], self.shape[b]
-    if not (rows.is_constant and columns.is_constant):
-        raise Unsupported(f"diagonals of known sizes, not {rows} x {columns}")
     down, right = max(0, -offset), max(0, offset)
-    length = max(0, min(rows.constant - down, columns.constant - right))
+    length = greatest(least(rows - down, columns - right), Index.of(0))
     rest = [d for d in range(self.rank) if d not in (a, b)]
 
     def index_map(i: Shape) -> list[Index]:

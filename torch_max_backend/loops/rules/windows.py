@@ -25,8 +25,8 @@ class Window:
     stride: int
     padding: int
     dilation: int
-    inputs: int
-    outputs: int
+    inputs: int | Index
+    outputs: int | Index
 
     @property
     def taps(self) -> int:
@@ -153,13 +153,15 @@ def windows_of(
     """The windows along the last ``rank`` dimensions of ``x``; one number stands for all dimensions."""
     found = []
     for d in range(rank):
-        n = known(x.shape[x.rank - rank + d])
+        n = x.shape[x.rank - rank + d]
         k, p, step = _one(size, d), _one(padding, d), _one(dilation, d)
         s = _one(stride, d) if stride not in ([], ()) else k
         outputs = (n + 2 * p - step * (k - 1) - 1 + (s - 1 if ceil_mode else 0)) // s + 1
-        if ceil_mode and (outputs - 1) * s >= n + p:
-            outputs -= 1
-        found.append(Window(k, s, p, step, n, outputs))
+        if ceil_mode:
+            inputs = known(n)
+            if (known(outputs) - 1) * s >= inputs + p:
+                outputs = outputs - 1
+        found.append(Window(k, s, p, step, _number(n), _number(outputs)))
     return found
 
 
@@ -169,6 +171,10 @@ def _one(values: Sequence[int] | int, d: int) -> int:
     return values[d] if len(values) > 1 else values[0]
 
 
+def _number(size: Index) -> int | Index:
+    return size.constant if size.is_constant else size
+
+
 def known(size: Index) -> int:
     """A size that is a number."""
     if not size.is_constant:
@@ -176,7 +182,7 @@ def known(size: Index) -> int:
     return size.constant
 
 
-def in_range(i: Index, size: int) -> list[Condition]:
+def in_range(i: Index, size: int | Index) -> list[Condition]:
     """When an index lies in a dimension."""
     return [compare_index("ge", i, Index.of(0)), compare_index("lt", i, Index.of(size))]
 
@@ -188,6 +194,6 @@ def where_all(conditions: Sequence[Condition], value: Scalar, other: Scalar) -> 
     return value
 
 
-def counts(sizes: Sequence[int]) -> Shape:
+def counts(sizes: Sequence[int | Index]) -> Shape:
     """Sizes as indices."""
     return tuple(map(Index.of, sizes))
