@@ -47,6 +47,7 @@ _ORDER = [
     aten.searchsorted.Tensor,
     aten.searchsorted.Scalar,
     aten.bucketize.Scalar,
+    aten.bucketize.Tensor,
 ]
 """Sorts, what is found by rank, and binary search. Which of equal elements ``topk``, ``kthvalue`` and ``median`` take
 is defined by ATen's algorithms alone. Searches have a rule, which leaves those with a sorter."""

@@ -68,8 +68,10 @@ class Symbols:
         return env.create_symintnode(expr, hint=_value(expr, env))
 
     def given(self) -> dict[Sym, Expr]:
-        """The symbols so far, each with the expression that gives its value."""
-        return {symbol: expr for expr, symbol in self.known.items()}
+        """The symbols so far, each with the expression that gives its value, as torch's guards have it by now."""
+        if self.environment is None:
+            return {symbol: expr for expr, symbol in self.known.items()}
+        return {symbol: self.environment.replace(expr) for expr, symbol in self.known.items()}
 
     def _index(self, expr: Expr, env: Any) -> Index:
         if isinstance(expr, sympy.Integer):
