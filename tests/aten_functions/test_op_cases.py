@@ -14,7 +14,7 @@ from tests.support.case_tables import case_tables
 from tests.support.cases import Case
 from tests.support.chunks import CHUNK, prepared
 from tests.support.harness import check
-from tests.support.selection import selection
+from tests.support.selection import selection, share_of
 
 CORE = {
     "activations": "gelus_f32",
@@ -72,7 +72,7 @@ def _parameters(chosen: Collection[str], all_ops: bool) -> list:  # type: ignore
         names = [c.name for c in cases]
         assert len(set(names)) == len(names), f"two cases of one name in {family}"
         assert CORE.get(family) in names, f"CORE names no case of {family}"
-        core += [(family, c) for c in cases if c.name == CORE[family]]
+        core += [(family, c) for c in cases if c.name == CORE[family] and family in share_of(CORE, "CORE_SHARE")]
         others = [c for c in cases if c.name != CORE[family]]
         picked += [(family, c) for c in others if f"{family}-{c.name}" in chosen]
         rest += _chunks(family, [(family, c) for c in others if f"{family}-{c.name}" not in chosen], *marks)

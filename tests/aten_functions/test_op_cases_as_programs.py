@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from tests.support.cases import Case
 from tests.support.harness import TOLERANCE, check, compiled
 from tests.support.reach import all_cases
+from tests.support.selection import share_of
 from torch_max_backend.frontend import pipeline
 
 FOR_MAX = frozenset((Path(__file__).parent / "for_max.txt").read_text().split())
@@ -41,7 +42,10 @@ def _no_regions(regions: list[Any], *others: Any) -> Any:
     return compile_regions(regions, *others)
 
 
-@pytest.mark.parametrize(("name", "case"), all_cases().items(), ids=all_cases().keys())
+CHOSEN = {name: case for name, case in all_cases().items() if name in share_of(all_cases(), "PROGRAM_CASES_SHARE")}
+
+
+@pytest.mark.parametrize(("name", "case"), CHOSEN.items(), ids=CHOSEN.keys())
 def test_program(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")
     monkeypatch.setattr(pipeline, "compile_regions", _no_regions)

@@ -161,6 +161,9 @@ def scattered(t: Table) abi("C"):
     store(out, 0, load_strided[8](a, 1, t.int(3)))
     store(out, 8, load_at[8](a, offsets))
     store_strided(out, 17, t.int(3), load[4](a, 0))
+    var few = load_strided_masked[8](a, 1, t.int(3), t.int(3))
+    store(out, 40, few)
+    store_strided_masked(out, 48, 2, t.int(3), few)
     store_at(t.pointer[boolean](4), offsets, load_strided[8](t.pointer[boolean](5), 0, 2))
 
 
@@ -457,11 +460,14 @@ def test_masked_memory(kernels: Kernels, count: int) -> None:
 
 
 def test_strided_and_scattered_memory(kernels: Kernels) -> None:
-    a, out, offsets = torch.randn(40), torch.zeros(40), torch.tensor([7, 0, 3, 30, 1, 39, 2, 5])
+    a, out, offsets = torch.randn(40), torch.zeros(64), torch.tensor([7, 0, 3, 30, 1, 39, 2, 5])
     flags, some = torch.zeros(40, dtype=torch.bool), torch.arange(16) % 3 == 0
     kernels("scattered", a, out, offsets, 4, flags, some)
     assert torch.equal(out[:8], a[1:33:4]) and torch.equal(out[8:16], a[offsets]) and torch.equal(out[17:33:4], a[:4])
     assert torch.equal(flags, torch.zeros(40, dtype=torch.bool).index_put_((offsets,), some[::2]))
+    first = a[1:17:4]
+    assert torch.equal(out[40:48], torch.cat([first, first[-1:].expand(4)]))
+    assert torch.equal(out[48:56:2], first) and not out[49:56:2].any() and not out[56:].any()
 
 
 def test_choices_and_logic(kernels: Kernels) -> None:

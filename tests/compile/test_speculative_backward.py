@@ -109,6 +109,7 @@ def gradients(function: Any) -> list[torch.Tensor]:
     return [value.detach(), weight.grad]
 
 
+@pytest.mark.full
 def test_a_backward_compiles_beside_its_forward(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     begun, submit = list[int](), worker_pool.CompilePool.submit
 

@@ -103,6 +103,7 @@ def prepared() -> None:
             _compiled(function)(_image(IMAGES[0]), _image(shape))
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group("products")
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -120,6 +121,7 @@ def test_products(name: str) -> None:
         torch.testing.assert_close(given, exact.to(dtype), rtol=rtol, atol=atol * size[2] ** 0.5)
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group("products")
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("name", CONVOLUTIONS)

@@ -116,6 +116,13 @@ def select(
     return Selection(tuple(sorted(cases)), f"the core, {told}, by commit {change.commit[:10]} (--all-ops: all)")
 
 
+def share_of(names: Iterable[str], variable: str) -> frozenset[str]:
+    """All names, or one of so many as an environment variable says, drawn by the commit."""
+    every, share = sorted(names), int(os.environ.get(variable, 1))
+    change = change_of() if share > 1 else None
+    return frozenset(drawn(every, change.commit if change else "", -(-len(every) // share)))
+
+
 @functools.cache
 def modules_of_lowerings() -> dict[str, frozenset[str]]:
     """The modules that each registered overload's lowering consists of, imports included."""

@@ -586,7 +586,8 @@ class _KernelWriter:
         elif step == 1:
             self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, {wide})")
         else:
-            self._line(f"store_strided({apart}, {self._index(s.address)}, {step}, {wide})")
+            masked = ("_masked", f"{self.masked}, ") if self.masked else ("", "")
+            self._line(f"store_strided{masked[0]}({apart}, {self._index(s.address)}, {step}, {masked[1]}{wide})")
 
     def _combined(self, s: Statement, combiner: str, value: str, have: int) -> tuple[str, int]:
         """A value combined with what is in memory at its address."""
@@ -680,7 +681,8 @@ class _KernelWriter:
             return self._new("x", f"load_masked[{self.lanes}]({where}, {other})", self.lanes)
         if step == 1:
             return self._new("x", f"load[{self.lanes}]({pointer}, {self._index(address)})", self.lanes)
-        text = f"load_strided[{self.lanes}]({pointer}, {self._index(address)}, {step})"
+        masked = ("_masked", f", {self.masked}") if self.masked else ("", "")
+        text = f"load_strided{masked[0]}[{self.lanes}]({pointer}, {self._index(address)}, {step}{masked[1]})"
         return self._new("x", text, self.lanes)
 
     def _guarded(self, x: Guarded) -> tuple[str, int]:
@@ -833,15 +835,13 @@ def _may_be_empty(v: Var) -> bool:
 
 
 def _can_be_masked(v: Var, *stages: StageNest) -> bool:
-    """Whether all memory along ``v`` is read and written in neighbours, or does not depend on it."""
+    """Whether all memory along ``v`` is read and written in equal steps, or does not depend on it."""
     for stage in stages:
         for s in stage.statements:
             places = [i for x in walk(*s.expressions) if isinstance(x, Load) for i in x.index]
             places += [s.address] if s.address is not None else []
             for index in places:
                 if any(v in _reach(atom) for atom, _ in index.terms if not isinstance(atom, Var)):
-                    return False
-                if index.coefficient(v) not in (0, 1):
                     return False
     return True
 

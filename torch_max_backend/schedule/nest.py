@@ -293,7 +293,8 @@ def _partitioned(n: Nest) -> Nest:
             stages.append(s)
             continue
         for part in partition(s.statements, v, {*n.outer, *s.free[:-1]}):
-            vector = part.variable if s.vector is not None and not part.guarded else None
+            one = part.variable.size == 1
+            vector = part.variable if s.vector is not None and not part.guarded and not one else None
             free = (*s.free[:-1], part.variable)
             stages.append(StageNest(free, s.reduced, part.statements, vector))  # type: ignore[arg-type]
     return dataclasses.replace(n, stages=tuple(stages))

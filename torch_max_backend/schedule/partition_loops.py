@@ -130,13 +130,14 @@ def variables_of(atom: Atom) -> bool:
 
 def is_decidable(statements: Collection[object], v: Var, fixed: Collection[Var]) -> bool:
     """Whether cutting the loop over ``v`` leaves its long parts without a condition that depends on ``v``."""
-    decided = {s.decides for s in switches(statements, v, fixed)}
+    decided = {s.decides: all(cut.is_constant for cut in s.cuts) for s in switches(statements, v, fixed)}
     for body in _bodies(statements):
         for x in walk(body):
             if isinstance(x, Guarded) and v in variables(_condition(x)):
                 if x.condition not in decided and not _will_be(_condition(x), v):
                     return False
-                if any(isinstance(y, Load) and v not in variables(y) for y in walk(x.operands[1])):
+                runs = decided.get(x.condition, False) and isinstance(v.size, int)
+                if not runs and any(isinstance(y, Load) and v not in variables(y) for y in walk(x.operands[1])):
                     return False  # such a load would move out of its loop, which may run no time
     return True
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from torch_max_backend.loops.expr import loads
 from torch_max_backend.loops.index import Index
-from torch_max_backend.loops.program import Call, Program, Scatter, reads
+from torch_max_backend.loops.program import Call, Definition, Program, Scatter, reads
 from torch_max_backend.loops.simplify import without_reductions_of_one
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.kernel import Kernel, Layout
-from torch_max_backend.schedule.nest import Nest, nest
+from torch_max_backend.schedule.nest import Nest, distance, nest
 from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
 from torch_max_backend.schedule.unroll_windows import unroll_windows
@@ -56,19 +57,39 @@ def schedule(program: Program) -> Schedule:
 
 
 def layouts_of(program: Program) -> dict[str, Layout]:
-    """The layout of every tensor: inputs and call results as they are, outputs in their order, the rest contiguous."""
+    """The layout of every tensor: inputs and call results as they are, outputs in their order, the rest like sources.
+
+    What a library reads is contiguous unless it leaves, as the library has been told.
+    """
     orders = dict(program.outputs)
+    told = {name for step in program.steps if isinstance(step, Call) for name in reads(step)}
     targets = {source: program.inputs[target] for target, source in program.stores}
     found = {name: Layout(x.sizes, x.strides) for name, x in program.inputs.items()}
     for step in program.steps:
         if isinstance(step, Call):
             found.update({r.name: Layout(r.sizes, r.strides) for r in step.results if r})
             continue
-        found[step.name] = Layout(step.sizes, _strides(step.sizes, orders.get(step.name)))
+        order = orders.get(step.name)
+        if order is None and step.name not in told:
+            order = _order_of_sources(step, found)
+        found[step.name] = Layout(step.sizes, _strides(step.sizes, order))
         target = targets.get(step.name)
         if target is not None and target.sizes == step.sizes and step.name not in orders:
             found[step.name] = Layout(step.sizes, target.strides)
     return found
+
+
+def _order_of_sources(d: Definition, layouts: Mapping[str, Layout]) -> tuple[int, ...] | None:
+    """The order of dimensions in which all tensors lie that a definition reads whole, if there is one such order."""
+    orders = set()
+    for x in loads(*d.expressions()):
+        address = layouts[x.source].address(x.index)
+        steps = [distance(address, v) for v in d.variables]
+        long = [k for k, v in enumerate(d.variables) if v.size != 1]
+        if all(steps[k] for k in long):
+            short = (k for k in range(len(steps)) if k not in long)
+            orders.add((*short, *sorted(long, key=lambda k: -steps[k])))
+    return orders.pop() if len(orders) == 1 and not isinstance(d.how, Scatter) else None
 
 
 def _strides(sizes: tuple[Index, ...], order: tuple[int, ...] | None) -> tuple[Index, ...]:

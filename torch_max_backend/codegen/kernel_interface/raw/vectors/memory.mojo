@@ -202,6 +202,43 @@ def strided_to[
 
 
 @always_inline("nodebug")
+def load_strided_masked[w: Int, d: DType](p: Ptr[d], i: Int, step: Int, count: Int) -> Vec[d, w]:
+    """The first `count` lanes, at least one, from memory; the others repeat the last of them."""
+    return first_strided_from[(0 < w).__mlir_bool__(), 0](p, i, step, count, const[d, w](0))
+
+
+@always_inline("nodebug")
+def first_strided_from[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], i: Int, step: Int, count: Int, r: Vec[d, w]) -> Vec[d, w]:
+    comptime if more:
+        var next = i
+        if k + 1 < count:
+            next = i + step
+        return first_strided_from[(k + 1 < w).__mlir_bool__(), k + 1](
+            p, next, step, count, with_lane(r, k, load[1](p, i))
+        )
+    else:
+        return r
+
+
+@always_inline("nodebug")
+def store_strided_masked[d: DType, w: Int](p: Ptr[d], i: Int, step: Int, count: Int, x: Vec[d, w]):
+    """The first `count` lanes to memory."""
+    first_strided_to[(0 < w).__mlir_bool__(), 0](p, i, step, count, x)
+
+
+@always_inline("nodebug")
+def first_strided_to[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], i: Int, step: Int, count: Int, x: Vec[d, w]):
+    comptime if more:
+        if k < count:
+            store(p, i, lane_at(x, k))
+        first_strided_to[(k + 1 < w).__mlir_bool__(), k + 1](p, i + step, step, count, x)
+
+
+@always_inline("nodebug")
 def atomic_add[d: DType](p: Ptr[d], i: Int, x: Vec[d, 1]):
     _ = __mlir_op.`pop.atomic.rmw`[
         bin_op=__mlir_attr.`#pop.bin_op<add>`,

@@ -104,5 +104,22 @@ def store_strided[d: DType, w: Int](p: Ptr[d], i: Int, step: Int, x: Vec[d, w]):
 
 
 @always_inline("nodebug")
+def load_strided_masked[w: Int, d: DType](p: Ptr[d], i: Int, step: Int, count: Int) -> Vec[d, w]:
+    """The first `count` lanes, at least one, from memory; the others repeat the last of them."""
+    var r = const[d, w](0)
+    for k in range(w):
+        r.v[k] = load[1](p, i + min(k, count - 1) * step).v[0]
+    return r
+
+
+@always_inline("nodebug")
+def store_strided_masked[d: DType, w: Int](p: Ptr[d], i: Int, step: Int, count: Int, x: Vec[d, w]):
+    """The first `count` lanes to memory."""
+    for k in range(w):
+        if k < count:
+            store(p, i + k * step, lane_at(x, k))
+
+
+@always_inline("nodebug")
 def atomic_add[d: DType](p: Ptr[d], i: Int, x: Vec[d, 1]):
     _ = Atomic[Scalar[d]].fetch_add(p.at[d](i), x.v[0])
