@@ -59,11 +59,11 @@ def rules() -> dict[OpOverload | str, Rule]:
     """Every rule by its overload. The modules of this folder are imported when it is first asked for."""
     global _loaded
     if not _loaded:
-        _loaded = True
         package = __package__ or ""
         path = importlib.import_module(package).__path__
         for module in sorted(m.name for m in pkgutil.iter_modules(path, f"{package}.")):
             importlib.import_module(module)
+        _loaded = True  # only now: another thread shall not see a part of them
     return _rules
 
 
