@@ -102,10 +102,10 @@ def select(
     uses: Mapping[str, Collection[str]],
     share: int = SHARE,
 ) -> Selection:
-    """The cases to run beside the core: at most one of ``share``."""
+    """The cases to run beside the core: at most one of ``share``, and none if that is 0."""
     if change is None:
         return Selection((), "no git checkout: the core")
-    most = -(-len(reached) // share)
+    most = -(-len(reached) // share) if share else 0
     concerned, is_everybodys = affected(change.files, reached, uses)
     cases = drawn(concerned, change.commit, most)
     told = f"{len(cases)} of {len(concerned)} cases that the change concerns"
