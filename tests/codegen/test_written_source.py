@@ -82,6 +82,15 @@ def test_threads_are_woken_by_the_size_of_a_call() -> None:
     assert line.strip().startswith("if m") and f" > {WORTH_A_TEAM}: parallel(team0, " in line
 
 
+def test_memory_is_read_only_where_it_is_taken() -> None:
+    both = program(lambda x, y: (views.cat([x, y], 0),), torch.zeros(3, 17), torch.ones(5, 17))
+    lines = [line.strip() for line in both.written().source.splitlines()]
+    branches = [k for k, line in enumerate(lines) if line == "else:"]
+    assert branches
+    for k in branches:  # a load in each branch, and none before the condition is known
+        assert [bool(re.search(r"= load\w*\[", x)) for x in lines[k - 4 : k + 2]] == [False, False, True, False, False, True]
+
+
 # -- found by random programs ------------------------------------------------------------------------------------------
 def numbers(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(0)).to(dtype)

@@ -117,6 +117,14 @@ def constants_only(x):
     return torch.ones(3), torch.arange(4), torch.full((2, 2), 7.0), x.new_zeros(2)
 
 
+def pairs_beside_what_they_are_of(x: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Elements that are indexed by computed numbers, behind others: what is in front has no such numbers."""
+    all_of_them = torch.cat([x.unsqueeze(1), others], 1)
+    first, second = torch.tril_indices(5, 5, -1)
+    products = all_of_them @ all_of_them.transpose(1, 2)
+    return torch.cat([x, products[:, first, second]], 1).sum(1)
+
+
 def empty_tensors(x, y):
     return x + 1, torch.cat([x, y]), x.sum(), x.sum(0), y * 2
 
@@ -207,6 +215,7 @@ PROGRAMS = [
     Case("expanded_constants", expanded_constants, (randn(4, 6),)),
     Case("reinterpreted", reinterpreted, (randn(4, 6),)),
     Case("numbers_and_none", numbers_and_none, (randn(4, 6),)),
+    Case("pairs_beside_what_they_are_of", pairs_beside_what_they_are_of, (randn(3, 8), randn(3, 4, 8))),
     Case("constants_only", constants_only, (randn(4, 6),)),
     Case("empty_tensors", empty_tensors, (randn(0, 4), randn(0, 4))),
     Case("scalars_0d", scalars_0d, (randn(), randn())),

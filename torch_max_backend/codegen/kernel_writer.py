@@ -690,9 +690,15 @@ class _KernelWriter:
         wide = self.vector is not None and self.vector in variables(x)
         in_registers = [self.registers[y.source][1] for y in loads(x) if not y.index]
         lanes = max(self.lanes if wide else 1, *in_registers, 1)
-        name, _ = self._new("g", self._widened(self._scalar(x.other), lanes), lanes)
+        reads = (y for y in walk(x.other) if isinstance(y, Checked) or (isinstance(y, Load) and y.index))
+        alternates = any(self._known(y) is None for y in reads)
+        other = (_literal(Const(0, x.dtype), 1), 1) if alternates else self._scalar(x.other)
+        name, _ = self._new("g", self._widened(other, lanes), lanes)
         with self._block(f"if condition({condition}):"):
             self._line(f"{name} = {self._widened(self._scalar(x.value), lanes)}")
+        if alternates:
+            with self._block("else:"):
+                self._line(f"{name} = {self._widened(self._scalar(x.other), lanes)}")
         return name, lanes
 
     # -- indices -----------------------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ class FromIndex(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Guarded(Expr):
-    """``value`` where ``condition`` holds, else ``other``; what ``value`` loads is loaded only where it holds."""
+    """``value`` where ``condition`` holds, else ``other``; each loads and checks only where it is the one taken."""
 
     condition: Expr
     value: Expr
