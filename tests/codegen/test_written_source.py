@@ -88,7 +88,8 @@ def test_memory_is_read_only_where_it_is_taken() -> None:
     branches = [k for k, line in enumerate(lines) if line == "else:"]
     assert branches
     for k in branches:  # a load in each branch, and none before the condition is known
-        assert [bool(re.search(r"= load\w*\[", x)) for x in lines[k - 4 : k + 2]] == [False, False, True, False, False, True]
+        loads = [bool(re.search(r"= load\w*\[", x)) for x in lines[k - 4 : k + 2]]
+        assert loads == [False, False, True, False, False, True]
 
 
 # -- found by random programs ------------------------------------------------------------------------------------------

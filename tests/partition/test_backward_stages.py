@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from torch_max_backend.compile.compiler import put_off
 from torch_max_backend.partition import backward_stages
@@ -48,6 +48,16 @@ def test_backward_in_stages(monkeypatch: pytest.MonkeyPatch, plans: list[Plan]) 
     last = {n.name for n in backward.regions[-1].nodes}
     (table,) = (n for n in last if n.startswith("embedding_dense_backward"))
     assert any(n.startswith("mm") for n in last), f"the other part of {table} was made before, and kept"
+
+
+def test_readers_outside_a_region_are_seen_once_each() -> None:
+    """Each of them by two ways from the one before: as many ways as 2 to the power of their number."""
+    graph = fx.Graph()
+    first = node = graph.placeholder("tangents_1")
+    for _ in range(64):
+        node = graph.call_function(torch.ops.aten.add.Tensor, (node, node.graph.call_function(torch.neg, (node,))))
+    inside = [graph.call_function(torch.neg, (node,)) for _ in range(3)]
+    assert backward_stages._last_reads(graph, {n: k for k, n in enumerate(inside)})[first] == 2
 
 
 @pytest.mark.full

@@ -72,10 +72,10 @@ def _cuts(
     nodes: Sequence[fx.Node], index: Mapping[fx.Node, int], freed: Mapping[fx.Node, float], count: int
 ) -> list[int]:
     """Positions before which to cut: where the fewest bytes cross, near those that free equal parts."""
-    last_read = {x: _last_read(x, index) for x in freed}
+    last_read = _last_reads(nodes[0].graph, index)
     gone = [0.0] * (len(nodes) + 1)
-    for x, i in last_read.items():
-        gone[i + 1] += freed[x]
+    for x, size in freed.items():
+        gone[last_read[x] + 1] += size
     gone = list(itertools.accumulate(gone))
     crossing = _crossing(nodes, index)
     wanted = [gone[-1] * k / count for k in range(count + 1)]
@@ -88,9 +88,12 @@ def _cuts(
     return sorted(set(cuts))
 
 
-def _last_read(node: fx.Node, index: Mapping[fx.Node, int]) -> int:
-    """The position of the last node that reads an input, directly or through views that are in no region."""
-    return max((index[u] if u in index else _last_read(u, index) for u in node.users), default=-1)
+def _last_reads(graph: fx.Graph, index: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
+    """Per node the position of the last one of the region that reads it, directly or through what is in no region."""
+    last: dict[fx.Node, int] = {}
+    for node in reversed(graph.nodes):
+        last[node] = max((index.get(u, last[u]) for u in node.users), default=-1)
+    return last
 
 
 def _crossing(nodes: Sequence[fx.Node], index: Mapping[fx.Node, int]) -> list[float]:
