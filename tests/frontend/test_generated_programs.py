@@ -16,11 +16,12 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from tests.support.processes import Processes
 from torch_max_backend import max_backend, reports
-from torch_max_backend.base.errors import CompileError, ProgramError
+from torch_max_backend.base.errors import CompileError, ProgramError, Unsupported
 from torch_max_backend.compile import programs as compile_programs
 from torch_max_backend.diagnostics import report
 from torch_max_backend.loops import from_region
 from torch_max_backend.loops.rules.registry import rules
+from torch_max_backend.loops.tensor import Tensor
 
 
 @pytest.fixture(autouse=True)
@@ -94,25 +95,53 @@ def test_the_executor_graph_has_no_programs() -> None:
 
 
 # -- ops without loops -------------------------------------------------------------------------------------------------
-def sine_between(x: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def floor_between(x: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows = (x * 2).softmax(-1)
-    waves = rows.sin()
-    written.add_(waves.sum())
-    return waves.sum(0) + rows[0], rows
+    steps = (rows * 5).floor()
+    written.add_(steps.sum())
+    return steps.sum(0) + rows[0], rows
 
 
 @pytest.mark.xdist_group("processes")
 def test_max_runs_what_has_no_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    sines = (torch.ops.aten.sin.default, torch.ops.prims.sin.default)
-    without = {target: rule for target, rule in rules().items() if target not in sines}
+    floors = (torch.ops.aten.floor.default, torch.ops.prims.floor.default)
+    without = {target: rule for target, rule in rules().items() if target not in floors}
     monkeypatch.setattr(from_region, "rule_of", without.get)
-    agrees(sine_between, torch.randn(3, 4), torch.randn(2), programs=2)
+    agrees(floor_between, torch.randn(3, 4), torch.randn(2), programs=2)
     assert reports()[-1].stats.regions == 3 and not reports()[-1].islands
 
 
 # -- without a compiler ------------------------------------------------------------------------------------------------
 def broken(*args: Any, **kwargs: Any) -> bytes:
     raise CompileError("Mojo's compiler is broken")
+
+
+def functions_of_integers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.cos(x), torch.sigmoid(x), torch.special.i0e(x), torch.special.entr(x), torch.rsqrt(x), x.exp() + 1
+
+
+def test_programs_run_what_max_does_not() -> None:
+    """Results of integers are eager's to the bit, and its graph compiler has other functions."""
+    x = torch.arange(-3, 40)
+    made = compiled(functions_of_integers)(x)
+    torch.testing.assert_close(made, functions_of_integers(x), rtol=0, atol=0, equal_nan=True)
+    assert reports()[-1].stats.programs == 1
+    with pytest.raises(BackendCompilerFailed, match=r"MAX cannot run aten\.cos\.default: an integer argument"):
+        compiled(functions_of_integers, executor="graph")(x)
+
+
+def test_nobody_runs_what_neither_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that declines what MAX cannot run leaves it to torch, and what is around it to a program."""
+
+    def declines(x: Tensor) -> Tensor:
+        raise Unsupported("not on a Wednesday")
+
+    monkeypatch.setitem(rules(), torch.ops.aten.cos.default, declines)
+    x = torch.arange(1, 40)
+    with pytest.raises(BackendCompilerFailed, match=r"MAX cannot run aten\.cos\.default: an integer argument"):
+        compiled(functions_of_integers)(x)
+    with pytest.warns(UserWarning, match=r"aten\.cos"):
+        agrees(functions_of_integers, x, fallback="eager")
 
 
 def test_strict_mode_says_that_mojo_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

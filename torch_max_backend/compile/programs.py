@@ -37,6 +37,11 @@ class Program:
     key: str
 
 
+def runs_programs(options: Options) -> bool:
+    """Whether regions may be programs: not where MAX's graph compiler is asked for, nor for a device elsewhere."""
+    return options.executor != "graph" and elsewhere() is None
+
+
 def programs_of(
     regions: Sequence[Region], options: Options, without_loops: set[fx.Node] | None = None
 ) -> dict[int, Program]:
@@ -48,7 +53,7 @@ def programs_of(
     Raises:
         LoweringError: In strict mode, a rule broke torch's promise. Any other error is a mistake in this package.
     """
-    if options.executor == "graph" or elsewhere() is not None:
+    if not runs_programs(options):
         return {}
     without_loops = set() if without_loops is None else without_loops
     found = {}

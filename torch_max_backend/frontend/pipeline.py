@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch_max_backend import aten_functions  # noqa: F401  (registers every lowering)
 from torch_max_backend.base.errors import CompileError, ProgramError, UnsupportedOpError
 from torch_max_backend.base.target import elsewhere, fake_like
-from torch_max_backend.capture.fake_tensors import symbols_of
+from torch_max_backend.capture.fake_tensors import symbols_of, tensors_of, value_of
 from torch_max_backend.capture.graph_passes import rewrite
 from torch_max_backend.capture.joint_graph import BACKWARD
 from torch_max_backend.capture.specialization import specialize
@@ -31,9 +31,11 @@ from torch_max_backend.compile.compiler import (
     compile_regions,
 )
 from torch_max_backend.compile.pending import is_deferring
-from torch_max_backend.compile.programs import Program, libraries_of, programs_of
+from torch_max_backend.compile.programs import Program, libraries_of, programs_of, runs_programs
 from torch_max_backend.diagnostics.report import GraphReport, ProgramReport
 from torch_max_backend.frontend.compiled_graph import CompiledGraph
+from torch_max_backend.loops.libraries import library_of
+from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.lowering.graph_builder import NodeRefused, mismatch_error
 from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
@@ -107,13 +109,23 @@ class _Cut:
         least = 1 if self.options.fallback == "error" else self.options.min_block_size
         executed = self.options.torch_executed_ops
         while True:
-            plan = partition(self.gm.graph, self.refused, executed, least, self.without_loops)
-            if self.no_programs:
-                return plan, {}
+            plan = partition(self.gm.graph, self.refused, executed, least, self.without_loops, self._may_have_loops)
             known = len(self.without_loops)
-            programs = programs_of(plan.regions, self.options, self.without_loops)
-            if len(self.without_loops) == known:
+            programs = {} if self.no_programs else programs_of(plan.regions, self.options, self.without_loops)
+            if len(self.without_loops) > known:
+                continue
+            left = [n for k, region in enumerate(plan.regions) if k not in programs for n in region.nodes]
+            nobody = {n: plan.only_loops[n] for n in left if n in plan.only_loops}
+            if not nobody:
                 return plan, programs
+            self.refused.update(nobody)
+
+    def _may_have_loops(self, node: fx.Node) -> bool:
+        if self.no_programs or not runs_programs(self.options):
+            return False
+        values = (value_of(node), *map(value_of, node.all_input_nodes))
+        on_cpu = all(t.device.type in ("cpu", "meta") for v in values for t in tensors_of(v))
+        return on_cpu and (rule_of(node.target) is not None or bool(library_of(node.target)))
 
 
 def _begin_backward(backward: fx.GraphModule | None, options: Options) -> None:

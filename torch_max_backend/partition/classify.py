@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,22 @@ class Runner(enum.Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The runner of a node, and for an island the limit that was hit."""
+    """The runner of a node, and for an island the limit that was hit; in a region, why it may only be in a program."""
 
     runner: Runner
     reason: str = ""
 
 
-def classify(node: fx.Node, refused: Mapping[fx.Node, str], torch_executed: Collection[str]) -> Verdict:
+MayHaveLoops = Callable[[fx.Node], bool]
+"""Whether a program can be tried for a node that MAX's graph compiler cannot run."""
+
+
+def classify(
+    node: fx.Node,
+    refused: Mapping[fx.Node, str],
+    torch_executed: Collection[str],
+    may_have_loops: MayHaveLoops = lambda node: False,
+) -> Verdict:
     """Decide who runs ``node``.
 
     Args:
@@ -46,7 +55,7 @@ def classify(node: fx.Node, refused: Mapping[fx.Node, str], torch_executed: Coll
     """
     value = value_of(node)
     if is_getitem(node):
-        return classify(node.args[0], refused, torch_executed)
+        return classify(node.args[0], refused, torch_executed, may_have_loops)
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not _reads_tensor_data(node):
         return Verdict(Runner.HOST)
     target = node.target
@@ -64,8 +73,13 @@ def classify(node: fx.Node, refused: Mapping[fx.Node, str], torch_executed: Coll
         return Verdict(Runner.TORCH)
     if target in aten_functions.islands:
         return Verdict(Runner.ISLAND, aten_functions.islands[target])
-    reason = _why_not(node, target)
-    return Verdict(Runner.ISLAND, reason) if reason else Verdict(Runner.MAX)
+    reason = _why_not(node)
+    if not reason:
+        limit = _limit_of_lowering(node, target)
+        if not limit or may_have_loops(node):
+            return Verdict(Runner.MAX, limit)
+        reason = limit
+    return Verdict(Runner.ISLAND, reason)
 
 
 def as_run_by_torch(target: Any) -> Any:
@@ -84,10 +98,8 @@ def _checkpointed(node: fx.Node, target: HigherOrderOperator) -> object:
     return node.args[1] if target.name() == "run_with_rng_state" else None
 
 
-def _why_not(node: fx.Node, target: OpOverload) -> str:
-    lowering = aten_functions.get(target)
-    if lowering is None:
-        return "no lowering is registered for it"
+def _why_not(node: fx.Node) -> str:
+    """Why no region can have a node."""
     values = [value_of(node), *(value_of(n) for n in node.all_input_nodes)]
     for tensor in (t for v in values for t in tensors_of(v)):
         if not is_plain(tensor):
@@ -98,6 +110,14 @@ def _why_not(node: fx.Node, target: OpOverload) -> str:
             return f"MAX has no device for {tensor.device}"
     if symbols_of(values[0]) - set().union(*(symbols_of(v) for v in values[1:])):
         return "the size of its result depends on data"
+    return ""
+
+
+def _limit_of_lowering(node: fx.Node, target: OpOverload) -> str:
+    """Why MAX's graph compiler cannot run a node."""
+    lowering = aten_functions.get(target)
+    if lowering is None:
+        return "no lowering is registered for it"
     if lowering.supports is None:
         return ""
     args = map_nodes(node.args, concrete)

@@ -22,7 +22,7 @@ from torch_max_backend.capture.fake_tensors import order_of, storage_key, symbol
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.capture.view_ops import FREE_VIEWS
 from torch_max_backend.partition.backward_stages import homes, stages
-from torch_max_backend.partition.classify import Runner, Verdict, classify
+from torch_max_backend.partition.classify import MayHaveLoops, Runner, Verdict, classify
 from torch_max_backend.partition.connected_components import Part, split
 from torch_max_backend.partition.executors import split_by_executor
 from torch_max_backend.partition.island import Island
@@ -35,13 +35,15 @@ class Plan:
     """An FX graph cut into steps: regions and torch nodes, in the order in which they run.
 
     ``copies`` are writes into inputs that torch does at the end, because no region can. ``alias`` gives, for an
-    output that is a view, the node whose memory it views.
+    output that is a view, the node whose memory it views. ``only_loops`` are the nodes in regions that MAX's graph
+    compiler cannot run, with its limits.
     """
 
     steps: list[Region | fx.Node]
     copies: list[fx.Node] = field(default_factory=list)
     islands: list[Island] = field(default_factory=list)
     alias: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    only_loops: dict[fx.Node, str] = field(default_factory=dict)
 
     @property
     def regions(self) -> list[Region]:
@@ -55,6 +57,7 @@ def partition(
     torch_executed: Collection[str] = (),
     min_block_size: int = 1,
     without_loops: Collection[fx.Node] = (),
+    may_have_loops: MayHaveLoops = lambda node: False,
 ) -> Plan:
     """Cut ``graph`` into regions and torch nodes.
 
@@ -63,8 +66,10 @@ def partition(
         torch_executed: Names of ops that torch shall run.
         min_block_size: Where there are islands, regions with fewer nodes than this join them.
         without_loops: MAX nodes that only MAX's graph compiler can run: they share no region with others.
+        may_have_loops: Whether a node that MAX's graph compiler cannot run goes into a region all the same.
     """
-    verdicts = {n: classify(n, refused or {}, torch_executed) for n in graph.nodes if n.op == "call_function"}
+    called = [n for n in graph.nodes if n.op == "call_function"]
+    verdicts = {n: classify(n, refused or {}, torch_executed, may_have_loops) for n in called}
     has_islands = any(v.runner is Runner.ISLAND for v in verdicts.values())
     while True:
         cut = _Cut(graph, verdicts, frozenset(without_loops))
@@ -102,7 +107,7 @@ class _Cut:
         found: set[fx.Node] = set()
         known = {s for n in self.graph.nodes if n.op == "placeholder" for s in symbols_of(value_of(n))}
         for node in self.graph.nodes:
-            if self.runner(node) is not Runner.MAX or node in self.without_loops:
+            if self.runner(node) is not Runner.MAX or self.verdicts[node].reason or node in self.without_loops:
                 continue
             tensors = [n for n in node.all_input_nodes if tensors_of(value_of(n))]
             free = all(n in found or n.op in ("placeholder", "get_attr") for n in tensors)
@@ -205,7 +210,8 @@ class _Cut:
                 steps.append(node)
         for copy in copies:
             steps += [n for n in self._floating_needed([copy]) if n not in done]
-        return Plan(steps, copies, self._islands(), self.alias)
+        only_loops = {n: v.reason for n, v in self.verdicts.items() if v.runner is Runner.MAX and v.reason}
+        return Plan(steps, copies, self._islands(), self.alias, only_loops)
 
     def _floating_needed(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         """Floating nodes that ``nodes`` read, directly or through each other, in graph order."""

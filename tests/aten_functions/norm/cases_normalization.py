@@ -133,6 +133,14 @@ def batch_norm_training(x, w, b, m, v):
     )
 
 
+def batch_norm_moves(*tensors):
+    """Output and running statistics, where these have 16 bits; torch traces them in float32."""
+    results = []
+    for x, w, b, m, v in (tensors[:5], tensors[5:]):
+        results += [F.batch_norm(x, m, v, w, b, training=True, momentum=0.3), m, v]
+    return tuple(results)
+
+
 def batch_norm_functional(x, w, b, m, v):
     return aten._native_batch_norm_legit_functional(x, w, b, m, v, True, 0.2, 1e-5)
 
@@ -319,6 +327,8 @@ IMAGE = (randn(3, 6, 4, 5), randn(6), randn(6))
 STATS = (randn(6), rand(6, low=0.5, high=2.0))
 IMAGE_BF16 = (randn(3, 6, 4, 5, dtype=BF16), randn(6, dtype=BF16), randn(6, dtype=BF16))
 STATS_BF16 = (randn(6, dtype=BF16), rand(6, low=0.5, high=2.0, dtype=BF16))
+IMAGE_F16 = (randn(3, 6, 4, 5, dtype=torch.float16), *[randn(6, dtype=torch.float16)] * 2)
+STATS_F16 = (randn(6, dtype=torch.float16), rand(6, low=0.5, high=2.0, dtype=torch.float16))
 ROUNDING = "16-bit results differ by one rounding step of the largest term"
 LAST = torch.randn(5, 32, 7, 8, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
 
@@ -449,6 +459,13 @@ CASES = [
         "batch_norm_training_bf16",
         lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
         IMAGE_BF16,
+        atol=3e-2,
+        why=ROUNDING,
+    ),
+    Case(
+        "batch_norm_training_16_bits",
+        batch_norm_moves,
+        (*IMAGE_BF16, *STATS_BF16, *IMAGE_F16, *STATS_F16),
         atol=3e-2,
         why=ROUNDING,
     ),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from torch_max_backend.loops.expr import Scalar, constant, op
+from torch_max_backend.loops.expr import Scalar, cast, constant, op
 from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.rules.reduce import as_number, moments, over, pointwise_of
 from torch_max_backend.loops.rules.registry import aten, rule
@@ -35,6 +36,11 @@ def _promised(k: int, x: Tensor | None) -> Tensor:
     if x is None or value.shape[0] == 0:
         return define((Index.of(0),), value.dtype, lambda index: constant(0, value.dtype))
     return pointwise_of(reshaped(x, [-1]), lambda e: e, value.dtype)
+
+
+def _running(k: int, statistics: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The running statistics as outputs from ``k`` on: torch promises float32 ones where the buffers have 16 bits."""
+    return tuple(pointwise_of(x, lambda e: e, builder().promise[k + i].dtype) for i, x in enumerate(statistics))
 
 
 def _batch_norm(
@@ -75,10 +81,26 @@ def _moved(
     def unbiased(v: Scalar) -> Scalar:
         return v * (as_number(n, v.dtype) / as_number(n - 1, v.dtype))
 
-    new = (reshaped(mean, [-1]), pointwise_of(reshaped(variance, [-1]), unbiased, variance.dtype))
-    return tuple(
-        pointwise(lambda o, n: n * momentum + o * (1 - momentum), old, v, compute=v.dtype, dtype=old.dtype)
-        for old, v in zip(running, new, strict=True)
+    # Where all is bfloat16, ATen rounds each step of the mean's average; it averages anything else in wide numbers.
+    narrow = builder().promise[1].dtype is running[0].dtype is torch.bfloat16
+
+    def average(old: Scalar, new: Scalar, *, steps: bool) -> Scalar:
+        def step(x: Scalar) -> Scalar:
+            return cast(cast(x, torch.bfloat16), x.dtype) if steps else x
+
+        of_new, of_old = (step(constant(k, new.dtype)) for k in (momentum, 1 - momentum))
+        return step(of_new * step(new)) + step(of_old * old)
+
+    compute = mean.dtype
+    return (
+        pointwise(partial(average, steps=narrow), running[0], reshaped(mean, [-1]), compute=compute, dtype=compute),
+        pointwise(
+            lambda old, v: average(old, unbiased(v), steps=False),
+            running[1],
+            reshaped(variance, [-1]),
+            compute=compute,
+            dtype=compute,
+        ),
     )
 
 
@@ -98,7 +120,7 @@ def native_batch_norm_legit_functional(
 ) -> tuple[Tensor, ...]:
     running = (running_mean, running_var)
     y, mean, inverse, moved = _batch_norm(input, weight, bias, running, training, momentum, eps)
-    return y, _promised(1, mean), _promised(2, inverse), *(moved or running)
+    return y, _promised(1, mean), _promised(2, inverse), *_running(3, moved or running)
 
 
 # _native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum,

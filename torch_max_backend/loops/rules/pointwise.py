@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.loops.expr import Const, Scalar, cast, constant, op, select
-from torch_max_backend.loops.rules.registry import add_rule, aten, prims, rule
+from torch_max_backend.loops.rules.registry import LeftToLibrary, add_rule, aten, prims, rule
 from torch_max_backend.loops.tensor import (
     PROMOTION,
     Operand,
@@ -108,8 +108,8 @@ _register(
 )
 _FUNCTIONS = """exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc
     erfinv sqrt lgamma digamma rsqrt reciprocal sigmoid"""
-_ROUNDED_OFTEN = ("rsqrt", "reciprocal", "sigmoid")
-"""Torch computes these of whole numbers in float32; all others are accurate, and are computed in float64 here."""
+_ROUNDED_ONCE = ("sqrt", "rsqrt", "reciprocal")
+"""Of integers these are the same bits from whoever computes them."""
 
 
 def _function(name: str) -> Callable[..., Tensor]:
@@ -117,10 +117,24 @@ def _function(name: str) -> Callable[..., Tensor]:
         if self.dtype is torch.bool:  # it has two values, which torch computes
             of_false, of_true = getattr(torch.ops.aten, name)(torch.tensor([False, True])).tolist()
             return where(self, of_true, of_false)
-        wide = not self.dtype.is_floating_point and name not in _ROUNDED_OFTEN
-        return pointwise(_op(name), self, kind=PROMOTION.INT_TO_FLOAT, compute=torch.float64 if wide else None)
+        if not self.dtype.is_floating_point and name not in _ROUNDED_ONCE:
+            raise LeftToLibrary
+        return pointwise(_op(name), self, kind=PROMOTION.INT_TO_FLOAT)
 
     return rule_of_function
+
+
+# special_entr(Tensor self) -> Tensor
+@rule(aten.special_entr.default)
+def special_entr(self: Tensor) -> Tensor:
+    if not self.dtype.is_floating_point:
+        raise LeftToLibrary
+
+    def formula(x: Scalar) -> Scalar:
+        at_most_zero = select(x < 0, constant(-math.inf, x.dtype), constant(0, x.dtype))
+        return select(op("is_nan", x), x, select(x > 0, op("neg", x * op("log", x)), at_most_zero))
+
+    return pointwise(formula, self)
 
 
 for _name in _FUNCTIONS.split():
