@@ -18,6 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch_max_backend.capture.composite_ops import stay_whole
 from torch_max_backend.capture.whole_image_ops import image_ops_stay_whole
 from torch_max_backend.diagnostics import logs
+from torch_max_backend.frontend.direct_call import direct_call, graphs_of_a_trace
 from torch_max_backend.frontend.warm_start import is_ahead_of_time, warm_start
 from torch_max_backend.options import Options, resolve
 
@@ -73,16 +74,15 @@ def _trace(
     kept = warm_start(options, devices)
     on_processor = all(device.type == "cpu" for device in devices)
     whole = image_ops_stay_whole() if on_processor and options.executor != "graph" else nullcontext()
-    if kept is None:
-        with whole, stay_whole(example_inputs):
-            return aot_autograd(fw_compiler=compiler, **common)(gm, example_inputs)
-    with kept.settings(), whole, stay_whole(example_inputs):
-        function = aot_autograd(**kept.compilers(compiler), **common)(gm, example_inputs)
-    if is_ahead_of_time():
+    compilers = {"fw_compiler": compiler} if kept is None else kept.compilers(compiler)
+    settings = nullcontext() if kept is None else kept.settings()
+    with graphs_of_a_trace() as graphs, settings, whole, stay_whole(example_inputs):
+        function = aot_autograd(**compilers, **common)(gm, example_inputs)
+    if kept is not None and is_ahead_of_time():
         from torch_max_backend.frontend.ahead_of_time import AheadOfTimeFunction
 
         return AheadOfTimeFunction.of(function)
-    return function
+    return direct_call(gm, example_inputs, graphs) or function
 
 
 def _cut(torch_executed_ops: tuple[str, ...], *args: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

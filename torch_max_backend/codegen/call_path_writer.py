@@ -146,40 +146,51 @@ class _Writer:
         if self.raises:
             self.lines.append(("raise_reported()", set()))
         self._emit(f"return ({', '.join(outputs)}{',' if outputs else ''})")
+        mutable = [p.node for r in self.plan.regions for p in r.inputs if p.mutable]
+        is_plain = not mutable and not written and self._are_new(results.args[0])
+        plain = (len(self.placeholders), len(outputs)) if is_plain else None
         return CallSpec(
-            self._assemble(),
+            self._assemble(plain is not None),
             tuple(self.regions),
             self.values,
             self.profiled,
             self._positions(self.static_nodes),
             tuple(sorted(self._positions(n for n in self.placeholders if symbols_of(value_of(n))))),
-            self._positions([*(p.node for r in self.plan.regions for p in r.inputs if p.mutable), *written]),
+            self._positions([*mutable, *written]),
             frozenset(range(results.meta.get(SAVED_FROM, len(outputs)), len(outputs))),
+            plain,
         )
+
+    def _are_new(self, results: Sequence[Any]) -> bool:
+        """Whether results are tensors, and none shares memory with an argument, a constant or another one."""
+        given = [n for n in self.gm.graph.nodes if n.op in ("placeholder", "get_attr")]
+        values = [value_of(r) if isinstance(r, fx.Node) else None for r in results]
+        if any(r in self.plan.alias for r in results) or not all(isinstance(v, torch.Tensor) for v in values):
+            return False
+        taken = {storage_key(t) for n in given for t in tensors_of(value_of(n))}
+        own = [storage_key(v) for v in values if isinstance(v, torch.Tensor)]
+        return None not in own and len(set(own)) == len(own) and taken.isdisjoint(own)
 
     def _positions(self, nodes: Iterable[Any]) -> frozenset[int]:
         index = {n: i for i, n in enumerate(self.placeholders)}
         return frozenset(index[n] for n in nodes if n in index)
 
-    def _assemble(self) -> str:
+    def _assemble(self, is_plain: bool) -> str:
         used = set().union(*(reads for _, reads in self.lines))
-        head = ["def call(args):"]
-        if self.raises:
-            head.append("    raise_reported()")
-        if self.placeholders:
-            head.append(f"    {', '.join(self.names[n] for n in self.placeholders)}, = args")
-        head.append("    args.clear()")
-        head += [f"    {line}" for name, line in self.symbol_lines.items() if name in used]
         last: dict[str, int] = {}
         for i, (_, reads) in enumerate(self.lines):
             last.update(dict.fromkeys(reads, i))
-        body = []
+        body = ["    raise_reported()"] if self.raises else []
+        body += [f"    {line}" for name, line in self.symbol_lines.items() if name in used]
         for i, (text, reads) in enumerate(self.lines):
             body.append(f"    {text}")
             dead = sorted(r for r in reads if last[r] == i and r[0] in "av" and not text.startswith("return"))
             if dead:
                 body.append(f"    del {', '.join(dead)}")
-        return "\n".join(head + body) + "\n"
+        arguments = ", ".join(self.names[n] for n in self.placeholders)
+        head = ["def call(args):", *([f"    {arguments}, = args"] if arguments else []), "    args.clear()"]
+        direct = [f"def direct({arguments}):", *body] if is_plain else []
+        return "\n".join(head + body + direct) + "\n"
 
     def _emit(self, text: str) -> None:
         self.lines.append((text, self.reads))

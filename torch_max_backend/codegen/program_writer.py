@@ -186,7 +186,7 @@ class _Writer:
         else:
             layout = self.plan.layouts[name]
             sizes, strides = self._tuple(layout.sizes), self._tuple(layout.strides)
-        self.lines.append(f"{name} = empty({sizes}, {strides}, dtype={dtype})")
+        self.lines.append(f"{name} = empty({sizes}, {strides}, {dtype})")
         self.alive.add(name)
 
     def _segment(self, nests: list[Nest], k: int) -> None:

@@ -16,7 +16,7 @@ from torch_max_backend.compile.cache.configured_store import store_for
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.diagnostics.report import GraphReport, record
-from torch_max_backend.frontend.warm_start import options_of_call
+from torch_max_backend.frontend.warm_start import graphs_of_trace, options_of_call
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import Artifact, CallSpec, NotSavableError
 from torch_max_backend.runtime.cuda_graphs.replay import with_replay
@@ -51,12 +51,17 @@ class CompiledGraph(OutputCode):
 
     Args:
         call: The call path; takes a list of arguments and empties it.
+
+    ``direct`` is the same with the arguments one by one, for a graph that reads its arguments and returns new tensors;
+    ``plain`` are their numbers then.
     """
 
     def __init__(self, call: Callable[[list[Any]], Any] | None = None) -> None:
         self._boxed_call = True  # of the instance: torch's wrappers copy an object's own attributes
         self.call = call
         self.saved: SavedGraph | None = None
+        self.direct: Callable[..., Any] | None = None
+        self.plain: tuple[int, int] | None = None
         self.unsaved_because = "it is still being compiled"
         self.before_saving: Callable[[], None] | None = None
 
@@ -81,7 +86,14 @@ class CompiledGraph(OutputCode):
                 self.saved = SavedGraph(spec.dumps(), tuple(report.stats.keys), report, options)
             except NotSavableError as error:
                 self.unsaved_because = str(error)
+        self._run_by(call, spec)
+
+    def _run_by(self, call: Callable[[list[Any]], Any], spec: CallSpec) -> None:
+        self.direct, self.plain = getattr(call, "direct", None), spec.plain
         self.call = call
+        made = graphs_of_trace.get()
+        if made is not None:
+            made.append(self)
 
     # -- AOTAutograd's cache -----------------------------------------------------------------------------------
     def prepare_for_serialization(self) -> None:
@@ -125,7 +137,7 @@ class CompiledGraph(OutputCode):
         options = options_of_call.get() or saved.options  # what is saved serves every mode
         logs.configure(options)
         spec = CallSpec.loads(saved.spec)
-        self.call = with_replay(spec, models_of(saved), options)
+        self._run_by(with_replay(spec, models_of(saved), options), spec)
         count = len(saved.keys)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
         stats = CompileStats(count, saved.report.stats.programs, hits=count, keys=list(saved.keys))

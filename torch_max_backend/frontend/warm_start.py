@@ -33,6 +33,9 @@ _NO_CODE = ("verbose", "compile", "compile_workers", "cache_limit", "device_grap
 options_of_call: ContextVar[Options | None] = ContextVar("torch_max_backend_options_of_call", default=None)
 """The options of the call that loads a kept graph: another mode may have kept it."""
 
+graphs_of_trace: ContextVar[list[Any] | None] = ContextVar("torch_max_backend_graphs_of_trace", default=None)
+"""Where each graph that is made or loaded while AOTAutograd traces notes itself."""
+
 try:
     from torch._functorch import config as _functorch_config
     from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler

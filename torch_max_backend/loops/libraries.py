@@ -123,10 +123,10 @@ _FUNCTIONS = [
 
 _LEFT_BY_RULES = """acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma log log10
     log1p log2 sigmoid sin sinh special_entr tan tanh"""
-_OF_INTEGERS = [getattr(aten, name).default for name in _LEFT_BY_RULES.split()]
+OF_INTEGERS = [getattr(aten, name).default for name in _LEFT_BY_RULES.split()]
 """Rules compute these, and leave those of integers, which users compare to the bit: the last one is ATen's."""
 
-_ATEN = [*_PRODUCTS, *_ORDER, *_COUNTS, *_RAGGED, *_IMAGES, *_DISTANCES, *_FUNCTIONS, *_OF_INTEGERS]
+_ATEN = [*_PRODUCTS, *_ORDER, *_COUNTS, *_RAGGED, *_IMAGES, *_DISTANCES, *_FUNCTIONS, *OF_INTEGERS]
 
 LIBRARY: dict[object, str] = dict.fromkeys(_ATEN, "ATen")
 """The library that computes an op, by overload. It computes what no loop rule does, or what a rule leaves to it."""

@@ -32,7 +32,9 @@ class CallSpec:
     ``profiled`` gives the names that get a profiler range, and the range's label. ``static`` are the positions of
     arguments whose memory stays from call to call, ``varying`` of those with a symbol in their shape or value,
     ``written`` of those that are written in place. ``saved`` are the positions of results that are kept for a backward,
-    and that nobody writes to.
+    and that nobody writes to. ``plain`` are the numbers of arguments and results where every argument is only read and
+    every result is a tensor with memory of its own: then the text has a second function, ``direct``, which takes the
+    arguments one by one.
     """
 
     source: str
@@ -43,6 +45,7 @@ class CallSpec:
     varying: tuple[int, ...] = ()
     written: frozenset[int] = frozenset()
     saved: frozenset[int] = frozenset()
+    plain: tuple[int, int] | None = None
 
     def build(self, models: Sequence[Artifact]) -> Callable[[list[Any]], Any]:
         """The function, which takes a list of arguments and empties it, on one model or library per region."""
@@ -61,6 +64,7 @@ class CallSpec:
         call = scope["call"]
         call._boxed_call = True
         call.source = self.source
+        call.direct = scope.get("direct")
         return call
 
     def dumps(self) -> bytes:

@@ -6,6 +6,7 @@ governs. What it needs of memory between them is one block from torch's allocato
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import glob
@@ -61,7 +62,7 @@ class ProgramSpec:
     def bind(self, library: Library | None) -> Callable[..., Any]:
         """The program as a function of its inputs, which returns a tuple; one without segments has no library."""
         scope: dict[str, Any] = {
-            "empty": torch.empty_strided,
+            "empty": _empty,
             "block_of": _block_of,
             "as_planned": as_planned,
             "threads": torch.get_num_threads,
@@ -83,6 +84,13 @@ class ProgramSpec:
         exec(compile(self.source, name, "exec"), scope)  # the text is ours: names, numbers and calls
         return scope["run"]
 
+
+def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+with contextlib.suppress(ImportError):  # private, and a third of the time
+    from torch._C._dynamo.guards import _empty_strided_cpu as _empty  # type: ignore[no-redef]
 
 _DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+import torch
 
 from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Least, Product, Replaced, Var, least
@@ -16,6 +19,13 @@ from torch_max_backend.schedule.partition_loops import is_decidable, partition
 
 LANES = 16
 """Elements of a vector, whatever their dtype: the registers of a processor hold them as one or several."""
+LINE = 64
+"""Bytes that memory gives at once."""
+ONE_BY_ONE, STORE, CHAINED, MISS = 0.5, 1.5, 3.0, 2.0
+"""Cycles: of an operation that is in no vector; of a store, against a load's 1; of waiting for the sum before; and of a
+line that is not near."""
+FEW = 4
+"""Parts, at least, that a kernel should have for its threads."""
 SLICE = 4096
 """Elements of an elementwise loop that a thread takes at a time."""
 FAR = 2
@@ -37,7 +47,7 @@ class Statement:
     """
 
     name: str
-    dtype: object
+    dtype: torch.dtype
     body: Scalar
     address: Index | None
     combiner: str = ""
@@ -322,24 +332,65 @@ def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...], fixed: frozenset[
 
 
 def _with_vectors(n: Nest) -> Nest:
+    """The cheaper of two ways: vectors along an outer loop through all stages, or in each stage along its best loop."""
     if len(n.stages) == 1 and not n.stages[0].inner and n.stages[0].statements[0].how is None:
         return _elementwise(n)
-    outer = [(sum(_gain(v, s.statements) * _share(n, s) for s in n.stages), v) for v in n.outer]
-    outer = [(g, v) for g, v in outer if _can_run_in_vectors(v, n.stages)]
-    best_outer = max(outer, key=lambda x: x[0], default=(0.0, None))
+    outer = [(sum(_time(v, s) * _share(n, s) for s in n.stages) * _idle(v, n), v) for v in n.outer]
+    outer = [(t, v) for t, v in outer if _can_run_in_vectors(v, n.stages)]
+    best_outer = min(outer, key=lambda x: x[0], default=(math.inf, None))
     inner: list[tuple[float, Var | None]] = []
     for s in n.stages:
         loops = s.free + s.reduced[-1:] if any(x.place is not None for x in s.statements) else s.inner
-        choices = [(_gain(v, s.statements), v) for v in loops if _can_run_in_vectors(v, (s,), _around(v, s, n))]
-        inner.append(max(choices, key=lambda x: x[0], default=(0.0, None)))
-    total = sum(max(0.0, g) * _share(n, s) for (g, _), s in zip(inner, n.stages, strict=True))
-    if best_outer[1] is not None and (best_outer[0] > total or _waits(n)):
+        choices = [(_time(v, s), v) for v in loops if _can_run_in_vectors(v, (s,), _around(v, s, n))]
+        inner.append(min([(_time(None, s), None), *choices], key=lambda x: x[0]))
+    total = sum(t * _share(n, s) for (t, _), s in zip(inner, n.stages, strict=True))
+    if best_outer[1] is not None and (best_outer[0] < total or _waits(n)):
         return dataclasses.replace(n, vector=best_outer[1])
-    stages = []
-    for (g, v), s in zip(inner, n.stages, strict=True):
-        v = v if g > 0 else None
-        stages.append(dataclasses.replace(s, vector=v, free=_last(s.free, v), reduced=_last(s.reduced, v)))
+    stages = [
+        dataclasses.replace(s, vector=v, free=_last(s.free, v), reduced=_last(s.reduced, v))
+        for (_, v), s in zip(inner, n.stages, strict=True)
+    ]
     return dataclasses.replace(n, stages=tuple(stages))
+
+
+def _time(v: Var | None, stage: StageNest) -> float:
+    """What an element of a stage takes in vectors along ``v``, or one by one, in cycles; a model, not a measurement."""
+    innermost = v if v in stage.inner or not stage.inner else stage.inner[-1]
+    total = 0.0
+    expressions = [e for s in stage.statements for e in s.expressions]
+    for x in walk(*expressions):
+        if isinstance(x, Load) and x.index:
+            total += _access(x.index[0], x.dtype.itemsize, v, innermost, 1.0)
+    for s in stage.statements:
+        if s.address is not None:
+            total += _access(s.address, s.dtype.itemsize, v, innermost, STORE)
+    total += cost.of_expression(*expressions) * (ONE_BY_ONE if v is None else 1 / LANES)
+    if stage.reduced and v is None:
+        total += CHAINED
+    if v is None:
+        return total
+    size, lanes = cost.count([v]), lanes_of(v)
+    return total * max(LANES, -(-size // lanes) * LANES) / max(1, size)
+
+
+def _access(index: Index, width: int, v: Var | None, innermost: Var | None, each: float) -> float:
+    """What a load or store takes for one element: how many are read at once, and how many lines of memory are new."""
+    step = 0 if innermost is None else _step(index, innermost)
+    lines = 1.0 if step is None else min(1.0, abs(step) * width / LINE)
+    if v is None:
+        return each * ONE_BY_ONE + lines * MISS
+    along = _step(index, v)
+    if along is None:
+        return 2 * each + lines * MISS
+    if along in (0, 1):
+        return (along * width / 4 + 1) / LANES
+    return each + min(1.0, abs(along) * width / LINE) * MISS
+
+
+def _idle(v: Var, n: Nest) -> float:
+    """How much longer it takes if vectors along an outer loop leave fewer parts than threads."""
+    parts = -(-cost.count([v]) // lanes_of(v)) * cost.count([w for w in n.outer if w != v])
+    return max(1.0, min(FEW, cost.count(n.outer)) / max(1, parts))
 
 
 def _waits(n: Nest) -> bool:
