@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torch_max_backend.codegen.kernel_writer import ERRORS, Extent, Slot, Source, touched
-from torch_max_backend.loops.expr import Load, walk
+from torch_max_backend.loops.expr import Load, loads, walk
 from torch_max_backend.loops.index import Atom, Div, Index, Least, Mod, Product, Sym, greatest, product
 from torch_max_backend.loops.program import Call, Ref
 from torch_max_backend.partition.region import Region
@@ -64,6 +64,7 @@ class _Writer:
         self.outputs = {name: k for k, (name, _) in enumerate(plan.program.outputs)}
         self.as_tensors = self._needed_as_tensors()
         self.last = self._last_uses()
+        self.reused = self._reused()
         self.offsets: dict[str, Index] = {}
         self.allocated: set[str] = set()
         self.free: list[tuple[Index, Index]] = []
@@ -91,6 +92,39 @@ class _Writer:
             for name in step.reads() if isinstance(step, Call) else _names(step):
                 last[name] = k
         return last
+
+    def _reused(self) -> dict[str, str]:
+        """Tensors that are written over the last use of another one, element by element: tensor to the other one."""
+        kept = {*self.outputs, *self.plan.program.inputs, *(s for _, s in self.plan.program.stores)}
+        found: dict[str, str] = {}
+        for k, step in enumerate(self.plan.steps):
+            statements = [] if isinstance(step, Call) else [s for stage in step.stages for s in stage.statements]
+            for s in statements:
+                if s.name not in self.as_tensors or s.name in {*self.in_place, *found} or s.how is not None:
+                    continue
+                for x in loads(*s.expressions):
+                    if s.address is None or x.index != (s.address,) or self.last.get(x.source) != k:
+                        continue
+                    if x.source in {*kept, *found.values()} or not self._fits(s.name, x.source):
+                        continue
+                    if _reads_are_over([step], x.source, s.name):
+                        found[s.name] = x.source
+                        break
+        return found
+
+    def _fits(self, name: str, other: str) -> bool:
+        """Whether a tensor is what torch's allocator would give for another: dtype, sizes and strides."""
+        if self.dtypes[name] is not self.dtypes[other] or not (other in self.as_tensors or other not in self.definitions):
+            return False
+        return self._layout(name) == self._layout(other)
+
+    def _layout(self, name: str) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
+        """The sizes and strides of what leaves as torch promises them, else as kernels have them."""
+        layout = self.plan.layouts[name]
+        if name not in self.outputs:
+            return tuple(layout.sizes), tuple(layout.strides)
+        shape = self.plan.program.shapes.get(name, layout.sizes)
+        return tuple(shape), tuple(_dense(shape, self.region.outputs[self.outputs[name]].order))
 
     def _bytes(self, name: str) -> Index:
         """The room that a tensor takes: whole lines of memory."""
@@ -179,13 +213,7 @@ class _Writer:
     def _allocate(self, name: str) -> None:
         d = self.definitions[name]
         dtype = str(d.dtype).removeprefix("torch.")
-        if name in self.outputs:
-            shape = self.plan.program.shapes.get(name, d.sizes)
-            sizes = self._tuple(shape)
-            strides = self._tuple(_dense(shape, self.region.outputs[self.outputs[name]].order))
-        else:
-            layout = self.plan.layouts[name]
-            sizes, strides = self._tuple(layout.sizes), self._tuple(layout.strides)
+        sizes, strides = map(self._tuple, self._layout(name))
         self.lines.append(f"{name} = empty({sizes}, {strides}, {dtype})")
         self.alive.add(name)
 
@@ -194,7 +222,7 @@ class _Writer:
         memory: dict[str, Extent] = {}
         for i, nest in enumerate(nests):
             for name in _written(nest):
-                if name in self.in_place or name in self.offsets or name in self.allocated:
+                if name in {*self.in_place, *self.reused} or name in self.offsets or name in self.allocated:
                     continue
                 if name in self.as_tensors:
                     self._allocate(name)
@@ -234,6 +262,10 @@ class _Writer:
             self.lines.append(f"parallel(segment{number}, {table}, threads(), 0)")
         else:
             self.lines.append(f"segment{number}({table})")
+        for name in used:
+            if name in self.reused and name not in self.alive:
+                self.lines.append(f"{name} = {self._root(name)}")
+                self.alive.add(name)
         if ERRORS in used:
             sizes = "".join(f", {s}={s}" for s in self._in_messages())
             self.lines.append(f"if {ERRORS}[0]: raise outside(sites[{ERRORS}[0] - 1], {ERRORS}[1]{sizes})")
@@ -256,7 +288,13 @@ class _Writer:
         """Where a tensor lies: a Python name for a tensor by itself, or bytes of the "block"."""
         if name in self.offsets:
             return "block", self.offsets[name], self.offsets[name] + self._bytes(name)
-        return self.in_place.get(name, name), Index.of(0), Index.of(1)
+        return self._root(name), Index.of(0), Index.of(1)
+
+    def _root(self, name: str) -> str:
+        """The Python name of the tensor in whose memory a tensor is, in the segment that writes it."""
+        while name in self.reused and name not in self.alive:
+            name = self.reused[name]
+        return self.in_place.get(name, name)
 
     def _call(self, call: Call) -> None:
         function = f"op{len(self.values)}"
@@ -312,14 +350,15 @@ def _stored_in_place(plan: Schedule) -> dict[str, str]:
         layout, given = plan.layouts.get(source), plan.layouts[target]
         if source in outputs or source in plan.program.inputs or source in found or layout is None:
             continue
-        if (layout.sizes, layout.strides) == (given.sizes, given.strides) and _reads_are_over(plan, target, source):
+        if (layout.sizes, layout.strides) == (given.sizes, given.strides) and _reads_are_over(plan.steps, target, source):
             found[source] = target
     return found
 
 
-def _reads_are_over(plan: Schedule, target: str, source: str) -> bool:
+def _reads_are_over(steps: Iterable[Nest | Call], target: str, source: str) -> bool:
+    """Whether what reads ``target`` comes before ``source`` is written, or reads the very element that is."""
     written = False
-    for step in plan.steps:
+    for step in steps:
         if isinstance(step, Call):
             if source in step.reads() or (written and target in step.reads()):
                 return False

@@ -168,7 +168,8 @@ class Program:
     ``outputs`` are pairs of a name and the order of its dimensions in memory, ``shapes`` their sizes, whatever loops
     compute them. ``stores`` are pairs of an input and the definition that is written into it after every step that
     reads the input. ``symbols`` are the integers that a call gives, each with torch's expression for it, ``sites`` the
-    places that check indices, by number.
+    places that check indices, by number. ``orders`` are those of dimensions in memory for definitions that libraries
+    read and that do not leave, where it is not their own.
     """
 
     inputs: dict[str, Input] = field(default_factory=dict)
@@ -178,9 +179,11 @@ class Program:
     symbols: dict[Sym, Any] = field(default_factory=dict)
     shapes: dict[str, tuple[Index, ...]] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
+    orders: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [*map(str, self.inputs.values()), *map(str, self.steps)]
+        lines += [f"{name} in memory {order}" for name, order in self.orders.items()]
         lines += [f"out {name} order {order}" for name, order in self.outputs]
         lines += [f"store {source} into {target}" for target, source in self.stores]
         return "\n".join(lines)

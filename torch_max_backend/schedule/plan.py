@@ -59,9 +59,9 @@ def schedule(program: Program) -> Schedule:
 def layouts_of(program: Program) -> dict[str, Layout]:
     """The layout of every tensor: inputs and call results as they are, outputs in their order, the rest like sources.
 
-    What a library reads is contiguous unless it leaves, as the library has been told.
+    What a library reads is contiguous unless it leaves, or as the library has been told.
     """
-    orders = dict(program.outputs)
+    orders = {**program.orders, **dict(program.outputs)}
     told = {name for step in program.steps if isinstance(step, Call) for name in reads(step)}
     targets = {source: program.inputs[target] for target, source in program.stores}
     found = {name: Layout(x.sizes, x.strides) for name, x in program.inputs.items()}

@@ -32,7 +32,7 @@ def split_divided_variables(program: Program) -> Program:
     """
     split: dict[str, list[tuple[int, Index]]] = {}
     steps = []
-    orders = dict(program.outputs)
+    orders = {**program.orders, **dict(program.outputs)}
     for step in program.steps:
         if isinstance(step, Definition):
             step = _reindexed(step, split)
@@ -44,7 +44,8 @@ def split_divided_variables(program: Program) -> Program:
                         orders[step.name] = _split_order(orders[step.name], position)
         steps.append(step)
     outputs = [(name, orders[name]) for name, _ in program.outputs]
-    return dataclasses.replace(program, steps=steps, outputs=outputs)
+    told = {name: orders[name] for name in program.orders}
+    return dataclasses.replace(program, steps=steps, outputs=outputs, orders=told)
 
 
 def _split_order(order: tuple[int, ...], position: int) -> tuple[int, ...]:
