@@ -114,7 +114,9 @@ class _Writer:
 
     def _fits(self, name: str, other: str) -> bool:
         """Whether a tensor is what torch's allocator would give for another: dtype, sizes and strides."""
-        if self.dtypes[name] is not self.dtypes[other] or not (other in self.as_tensors or other not in self.definitions):
+        if self.dtypes[name] is not self.dtypes[other] or not (
+            other in self.as_tensors or other not in self.definitions
+        ):
             return False
         return self._layout(name) == self._layout(other)
 
@@ -350,7 +352,9 @@ def _stored_in_place(plan: Schedule) -> dict[str, str]:
         layout, given = plan.layouts.get(source), plan.layouts[target]
         if source in outputs or source in plan.program.inputs or source in found or layout is None:
             continue
-        if (layout.sizes, layout.strides) == (given.sizes, given.strides) and _reads_are_over(plan.steps, target, source):
+        if (layout.sizes, layout.strides) == (given.sizes, given.strides) and _reads_are_over(
+            plan.steps, target, source
+        ):
             found[source] = target
     return found
 

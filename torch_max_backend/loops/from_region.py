@@ -295,10 +295,11 @@ class _FromRegion:
     # convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
     #     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
     def _convolution(self, args: Sequence[Any], promise: torch.Tensor) -> tuple[Ref, Shape] | None:
-        """An image as a convolution reads it with channels last, and the strides of its result, if that is better.
+        """An image as a convolution shall read it, and the strides of its result; ``None`` if it is read where it lies.
 
         oneDNN's kernels for channels in the last place of memory are faster by up to ten times where there are few
-        channels in a group, and equal elsewhere; but what is to leave with other strides is copied again.
+        channels in a group, and equal elsewhere, but for what they take to order weights, which is twice as long. What
+        is to leave with other strides is copied again.
         """
         x, groups = args[0], args[8]
         sizes = [*x.shape, *promise.shape]
@@ -306,11 +307,17 @@ class _FromRegion:
             return None
         if any(port.node is self.node for port in self.region.outputs):
             return None
+        weights, results = (math.prod(int(Index.of(n).constant) for n in of) for of in (args[1].shape, promise.shape))
+        if weights > HEAVY * results:
+            ref = self._ref(x)
+            if not _lie_alike(x.shape, ref.strides, dense_strides(x.shape)):
+                ref = self._ref(define(x.shape, x.dtype, x.at))
+            return ref, dense_strides(self.symbols.shape(promise.shape))
         lies = self._in_place(x, CHANNELS_LAST)
         last = dense_strides(x.shape, CHANNELS_LAST)
         found = lies if lies is not None and _lie_alike(x.shape, lies.strides, last) else None
         if found is None:
-            numel = math.prod(int(Index.of(s).constant) for s in x.shape) + promise.numel()
+            numel = math.prod(int(Index.of(n).constant) for n in x.shape) + results
             few = int(Index.of(x.shape[1]).constant) < FEW_CHANNELS * groups
             if numel < WORTH_A_COPY or not (few or self.convolutions >= A_CHAIN):
                 return None
@@ -375,6 +382,8 @@ A_CHAIN = 3
 """So many convolutions share what it costs to put channels last and back."""
 WORTH_A_COPY = 2**14
 """Elements of a convolution's image and result below which a copy costs more than it gives."""
+HEAVY = 32
+"""Elements of weights for one of the result from which ordering them takes most of the time."""
 _ONEDNN = (torch.float32, torch.bfloat16)
 
 
