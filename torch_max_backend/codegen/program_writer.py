@@ -219,8 +219,8 @@ class _Writer:
         self.lines.append(f"{name} = empty({sizes}, {strides}, {dtype})")
         self.alive.add(name)
 
-    def _segment(self, nests: list[Nest], k: int) -> None:
-        first = k + 1 - len(nests)
+    def _placed(self, nests: list[Nest], first: int) -> dict[str, Extent]:
+        """Where all lies that nests touch, of which the first is step ``first``; with room for what they write."""
         memory: dict[str, Extent] = {}
         for i, nest in enumerate(nests):
             for name in _written(nest):
@@ -237,6 +237,10 @@ class _Writer:
                 if self.last.get(name, -1) <= first + i and name in memory and name not in self.as_tensors:
                     self._release(name)
                     del self.offsets[name]
+        return memory
+
+    def _segment(self, nests: list[Nest], k: int) -> None:
+        memory = self._placed(nests, k + 1 - len(nests))
         used = list(dict.fromkeys(n for nest in nests for n in _names(nest)))
         if ERRORS in used:
             self.dtypes[ERRORS] = torch.int64
