@@ -347,8 +347,8 @@ class _FromRegion:
         steps = [address.stride(v) for v in variables]
         offset = address.substitute({v: Index.of(0) for v in variables})
         own = tuple(s for s in steps if s is not None and s.is_fixed)
-        if len(own) != len(steps) or not offset.is_fixed or offset.bounds[0] < 0:
-            return None
+        if len(own) != len(steps) or not offset.is_fixed or min(i.bounds[0] for i in (offset, *own)) < 0:
+            return None  # torch has no tensors with negative strides
         return Ref(load.source, x.shape, own, offset)
 
     # as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)

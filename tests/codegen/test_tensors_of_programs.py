@@ -1,0 +1,125 @@
+"""Tensors between kernels and library calls: which are written over others, and in which order they lie."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from torch_max_backend.compile import programs
+
+Sources = list[str]
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> Sources:
+    """The Python text of each program that is written."""
+    found: Sources = []
+    write = programs.write_program
+
+    def noted(*args: Any) -> Any:
+        written = write(*args)
+        found.append(written.spec.source)
+        return written
+
+    monkeypatch.setattr(programs, "write_program", noted)
+    return found
+
+
+def agrees(function: Callable[..., Any], *inputs: torch.Tensor) -> None:
+    options = {"fallback": "error", "executor": "auto", "cache": False}
+    compiled = torch.compile(function, backend="max_backend", options=options, dynamic=False)
+    wanted = function(*inputs)
+    for _ in range(2):
+        given = compiled(*inputs)
+        torch.testing.assert_close(given, wanted)
+        for a, b in zip(*map(torch.utils._pytree.tree_leaves, (given, wanted)), strict=True):
+            assert a.stride() == b.stride()
+
+
+def written_over(source: str) -> int:
+    return len(re.findall(r"^ +t\d+ = t\d+$", source, re.MULTILINE))
+
+
+X, W = torch.randn(6, 6), torch.randn(6, 6)
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        pytest.param(lambda x, w: torch.relu(x @ w) @ w, 1, id="a product's result"),
+        pytest.param(lambda x, w: torch.relu(torch.tanh(x @ w) @ w) @ w, 2, id="twice"),
+        pytest.param(lambda x, w: torch.softmax(x @ w, -1) @ w, 0, id="rows that are read again"),
+        pytest.param(lambda x, w: torch.relu(y := x @ w) @ w + y, 1, id="what is read later; the later one is"),
+        pytest.param(lambda x, w: (torch.relu(y := x @ w) @ w, y), 0, id="what is returned"),
+        pytest.param(lambda x, w: torch.relu(x @ w).flip(0) @ w, 0, id="elements that lie elsewhere"),
+        pytest.param(lambda x, w: (x @ w).to(torch.bfloat16) @ w.bfloat16(), 0, id="another dtype"),
+        pytest.param(lambda x, w: torch.relu(x @ w), 1, id="what is returned is written over it"),
+        pytest.param(lambda x, w: torch.relu(x) @ w, 0, id="an argument"),
+        pytest.param(lambda x, w: (torch.relu(y := x @ w) @ w, torch.tanh(y) @ w), 1, id="one of two"),
+    ],
+)
+def test_what_is_read_last_is_written_over(function: Callable[..., Any], count: int, sources: Sources) -> None:
+    agrees(function, X, W)
+    assert [written_over(source) for source in sources] == [count], sources
+
+
+def convolved(*filters: torch.Tensor, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
+    def net(x: torch.Tensor) -> torch.Tensor:
+        for w in filters:
+            x = torch.relu(F.conv2d(x, w, padding=w.shape[-1] // 2, groups=groups) + 1)
+        return x
+
+    return net
+
+
+def layouts(source: str) -> list[bool]:
+    """For each convolution, whether its result's channels are in the last place of memory."""
+    found = re.findall(r"\.stride\(\) != \((\d+), (\d+), (\d+), (\d+)\)", source)
+    return [strides[1] == "1" for strides in found]
+
+
+def weights(*shape: int) -> torch.Tensor:
+    """Filters that keep the size of numbers."""
+    return torch.randn(shape) / math.sqrt(math.prod(shape[1:]))
+
+
+WIDE = weights(32, 32, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("net", "image", "expected"),
+    [
+        (convolved(weights(16, 4, 3, 3)), torch.randn(2, 4, 40, 40), [True]),
+        (convolved(weights(16, 1, 3, 3), groups=16), torch.randn(2, 16, 40, 40), [True]),
+        (convolved(weights(16, 4, 3, 3)), torch.randn(2, 4, 8, 8), [False]),
+        (convolved(WIDE), torch.randn(2, 32, 40, 40), [False]),
+        (convolved(WIDE, WIDE, WIDE), torch.randn(2, 32, 40, 40), [True] * 3),
+        (convolved(WIDE), torch.randn(2, 32, 8, 8).to(memory_format=torch.channels_last), [True]),
+        (convolved(weights(32, 32, 3, 3), weights(256, 32, 7, 7)), torch.randn(1, 32, 5, 5), [False] * 2),
+        (convolved(weights(16, 4, 3, 3).double()), torch.randn(2, 4, 40, 40).double(), [False]),
+    ],
+    ids=["few channels", "depthwise", "small", "alone", "a chain", "lies so", "heavy weights", "float64"],
+)
+def test_images_of_convolutions(
+    net: Callable[..., Any], image: torch.Tensor, expected: list[bool], sources: Sources
+) -> None:
+    with torch.no_grad():
+        agrees(net, image)
+    assert [layouts(source) for source in sources] == [expected], sources
+
+
+def test_an_image_that_leaves_lies_as_torch_promises(sources: Sources) -> None:
+    filters = weights(16, 4, 3, 3)
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.conv2d(x * 2, filters)
+        return y, torch.relu(y)
+
+    agrees(both, torch.randn(2, 4, 40, 40))
+    assert [layouts(source) for source in sources] == [[False]], sources
