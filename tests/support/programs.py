@@ -125,6 +125,12 @@ def pairs_beside_what_they_are_of(x: torch.Tensor, others: torch.Tensor) -> torc
     return torch.cat([x, products[:, first, second]], 1).sum(1)
 
 
+def pairs_of_vectors(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Indices that are computed for whole vectors, and returned: those behind the last one are out of range."""
+    first, second = torch.tril_indices(5, 5, -1)
+    return x[:, first, second], first, second
+
+
 def empty_tensors(x, y):
     return x + 1, torch.cat([x, y]), x.sum(), x.sum(0), y * 2
 
@@ -216,6 +222,7 @@ PROGRAMS = [
     Case("reinterpreted", reinterpreted, (randn(4, 6),)),
     Case("numbers_and_none", numbers_and_none, (randn(4, 6),)),
     Case("pairs_beside_what_they_are_of", pairs_beside_what_they_are_of, (randn(3, 8), randn(3, 4, 8))),
+    Case("pairs_of_vectors", pairs_of_vectors, (randn(2, 5, 5),)),
     Case("constants_only", constants_only, (randn(4, 6),)),
     Case("empty_tensors", empty_tensors, (randn(0, 4), randn(0, 4))),
     Case("scalars_0d", scalars_0d, (randn(), randn())),

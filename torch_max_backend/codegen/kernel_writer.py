@@ -841,12 +841,19 @@ def _may_be_empty(v: Var) -> bool:
 
 
 def _can_be_masked(v: Var, *stages: StageNest) -> bool:
-    """Whether all memory along ``v`` is read and written in equal steps, or does not depend on it."""
+    """Whether all memory along ``v`` is read and written in equal steps, or does not depend on it.
+
+    An index that is computed may be out of range in the lanes that do not count.
+    """
     for stage in stages:
         for s in stage.statements:
+            if any(isinstance(x, Checked) for x in walk(*s.expressions)):
+                return False
             places = [i for x in walk(*s.expressions) if isinstance(x, Load) for i in x.index]
             places += [s.address] if s.address is not None else []
             for index in places:
+                if any(isinstance(a, Computed) for a in index.atoms):
+                    return False
                 if any(v in _reach(atom) for atom, _ in index.terms if not isinstance(atom, Var)):
                     return False
     return True
