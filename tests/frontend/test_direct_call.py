@@ -110,6 +110,18 @@ def test_the_grad_mode_that_a_graph_sets(direct: list[bool]) -> None:
     assert True not in direct
 
 
+def test_autocast_is_over_when_a_library_is_called(direct: list[bool]) -> None:
+    def exactly(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return x @ x
+
+    x = torch.randn(8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        agrees(exactly, x)
+    agrees(exactly, x)
+    assert direct[0] is False
+
+
 def test_a_kept_graph_is_called_directly(processes: Processes, tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import json, torch

@@ -1,7 +1,7 @@
 """Calls without AOTAutograd's wrapper, where that has nothing to do: 1 to 2 µs of a call's 10.
 
-The wrapper puts parameters in front, turns autograd off, gives gradients and views to what is returned, and writes what
-was changed back into inputs.
+The wrapper puts parameters in front, turns autograd and autocast off, gives gradients and views to what is returned, and
+writes what was changed back into inputs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def direct_call(gm: fx.GraphModule, example_inputs: Sequence[Any], graphs: Seque
     """The function of a Dynamo graph that was made one compiled graph, if it may be called as it is.
 
     That is so where the compiled graph takes what Dynamo gives and returns what Dynamo takes, all of it new tensors, no
-    argument is written to, and no gradient is asked for. Dynamo guards what is asked for here: the grad mode, which
-    arguments require gradients, and their types.
+    argument is written to, no gradient is asked for and autocast is off. Dynamo guards what is asked for here: both
+    modes, which arguments require gradients, and their types.
 
     Args:
         gm: The graph that Dynamo captured.
@@ -44,6 +44,8 @@ def direct_call(gm: fx.GraphModule, example_inputs: Sequence[Any], graphs: Seque
     outputs = gm.graph.output_node().args[0]
     results = len(outputs) if isinstance(outputs, list | tuple) else 1
     if graphs[0].plain != (len(example_inputs), results):
+        return None
+    if torch._C._is_any_autocast_enabled():
         return None
     if next(gm.parameters(), None) is not None or next(gm.buffers(), None) is not None:
         return None
