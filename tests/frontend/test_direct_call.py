@@ -14,6 +14,8 @@ from torch import nn
 from tests.support.processes import Processes
 from torch_max_backend import backend
 
+OPTIONS = {"fallback": "error", "executor": "auto"}
+
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -31,7 +33,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def agrees(function: Callable[..., Any], *inputs: Any, **how: Any) -> None:
-    compiled = torch.compile(function, backend="max_backend", options={"fallback": "error"}, **how)
+    compiled = torch.compile(function, backend="max_backend", options=OPTIONS, **how)
     mine, theirs = ([x.clone() if isinstance(x, torch.Tensor) else x for x in inputs] for _ in range(2))
     for _ in range(2):
         torch.testing.assert_close(compiled(*mine), function(*theirs))
@@ -84,7 +86,7 @@ def test_what_dynamo_gives(function: Callable[..., Any], direct: list[bool]) -> 
 
 def test_gradients_are_for_the_wrapper(direct: list[bool]) -> None:
     x, y = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3)
-    compiled = torch.compile(scaled, backend="max_backend", options={"fallback": "error"})
+    compiled = torch.compile(scaled, backend="max_backend", options=OPTIONS)
     with torch.no_grad():
         assert not compiled(x, y)[0].requires_grad
     result, _ = compiled(x, y)
@@ -93,7 +95,7 @@ def test_gradients_are_for_the_wrapper(direct: list[bool]) -> None:
     with torch.inference_mode():
         torch.testing.assert_close(compiled(x, y), scaled(x, y))
     assert direct[:2] == [True, False]
-    detached = torch.compile(lambda a: a.detach() * 2, backend="max_backend", options={"fallback": "error"})
+    detached = torch.compile(lambda a: a.detach() * 2, backend="max_backend", options=OPTIONS)
     assert not detached(x).requires_grad
 
 
@@ -103,7 +105,7 @@ def test_the_grad_mode_that_a_graph_sets(direct: list[bool]) -> None:
         return x * 2
 
     try:
-        torch.compile(sets, backend="max_backend", options={"fallback": "error"})(torch.randn(3))
+        torch.compile(sets, backend="max_backend", options=OPTIONS)(torch.randn(3))
         assert not torch.is_grad_enabled()
     finally:
         torch.set_grad_enabled(True)
@@ -128,7 +130,8 @@ def test_a_kept_graph_is_called_directly(processes: Processes, tmp_path: Path) -
         from torch_max_backend import backend, reports
         decide, found = backend.direct_call, []
         backend.direct_call = lambda *args: found.append(decide(*args)) or found[-1]
-        f = torch.compile(lambda x: x * 2 + 1, backend="max_backend", options={"fallback": "error"})
+        options = {"fallback": "error", "executor": "auto"}
+        f = torch.compile(lambda x: x * 2 + 1, backend="max_backend", options=options)
         torch.testing.assert_close(f(torch.ones(5)), torch.full((5,), 3.0))
         print(json.dumps({"warm": reports()[-1].warm, "direct": [function is not None for function in found]}))
     """)
