@@ -313,15 +313,20 @@ class _FromRegion:
             if not _lie_alike(x.shape, ref.strides, dense_strides(x.shape)):
                 ref = self._ref(define(x.shape, x.dtype, x.at))
             return ref, dense_strides(self.symbols.shape(promise.shape))
-        lies = self._in_place(x, CHANNELS_LAST)
         last = dense_strides(x.shape, CHANNELS_LAST)
-        found = lies if lies is not None and _lie_alike(x.shape, lies.strides, last) else None
+
+        def in_order(ref: Ref | None) -> Ref | None:
+            return ref if ref is not None and _lie_alike(x.shape, ref.strides, last) else None
+
+        is_placed = _source_of(x) in self.memory
+        found = in_order(self._in_place(x)) if is_placed else None
         if found is None:
             numel = math.prod(int(Index.of(n).constant) for n in x.shape) + results
             few = int(Index.of(x.shape[1]).constant) < FEW_CHANNELS * groups
             if numel < WORTH_A_COPY or not (few or self.convolutions >= A_CHAIN):
                 return None
-            found = self._in_place(define(x.shape, x.dtype, x.at), CHANNELS_LAST)
+            found = None if is_placed else in_order(self._in_place(x, CHANNELS_LAST))
+            found = found or self._in_place(define(x.shape, x.dtype, x.at), CHANNELS_LAST)
         assert found is not None
         return found, dense_strides(self.symbols.shape(promise.shape), CHANNELS_LAST)
 
