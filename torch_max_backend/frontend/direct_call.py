@@ -1,4 +1,4 @@
-"""Calls without AOTAutograd's wrapper, where that has nothing to do: 1 to 2 µs of a call's 10.
+"""Calls without AOTAutograd's wrapper, where that has nothing to do.
 
 The wrapper puts parameters in front, turns autograd and autocast off, gives gradients and views to what is returned,
 and writes what was changed back into inputs.

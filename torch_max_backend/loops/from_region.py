@@ -297,9 +297,9 @@ class _FromRegion:
     def _convolution(self, args: Sequence[Any], promise: torch.Tensor) -> tuple[Ref, Shape] | None:
         """An image as a convolution shall read it, and the strides of its result; ``None`` if it is read where it lies.
 
-        oneDNN's kernels for channels in the last place of memory are faster by up to ten times where there are few
-        channels in a group, and equal elsewhere, but for what they take to order weights, which is twice as long. What
-        is to leave with other strides is copied again.
+        oneDNN's kernels for channels in the last place of memory are much faster where there are few channels in a
+        group, and about equal elsewhere, but take longer to order weights. What is to leave with other strides is copied
+        again. The limits below were chosen on two cores; no benchmark of this repository shows them.
         """
         x, groups = args[0], args[8]
         sizes = [*x.shape, *promise.shape]
