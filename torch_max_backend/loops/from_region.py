@@ -298,8 +298,8 @@ class _FromRegion:
         """An image as a convolution shall read it, and the strides of its result; ``None`` if it is read where it lies.
 
         oneDNN's kernels for channels in the last place of memory are much faster where there are few channels in a
-        group, and about equal elsewhere, but take longer to order weights. What is to leave with other strides is copied
-        again. The limits below were chosen on two cores; no benchmark of this repository shows them.
+        group, and about equal elsewhere, but take longer to order weights. What is to leave with other strides is
+        copied again. The limits below were chosen on two cores; no benchmark of this repository shows them.
         """
         x, groups = args[0], args[8]
         sizes = [*x.shape, *promise.shape]
