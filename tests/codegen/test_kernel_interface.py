@@ -154,6 +154,16 @@ def masked(t: Table) abi("C"):
 
 
 @export
+def where(t: Table) abi("C"):
+    var here = load[16](t.pointer[boolean](0), 0)
+    var offsets = load[16](t.pointer[i64](1), 0)
+    store(t.pointer[f32](3), 0, load_where[16](t.pointer[f32](2), t.int(6), here))
+    store(t.pointer[f32](3), 16, load_at_where[16](t.pointer[f32](2), offsets, here))
+    store(t.pointer[boolean](5), 0, load_where[16](t.pointer[boolean](4), t.int(6), here))
+    store(t.pointer[f32](3), 32, load_where[1](t.pointer[f32](2), t.int(6), lane_at(here, 0)))
+
+
+@export
 def scattered(t: Table) abi("C"):
     var a = t.pointer[f32](0)
     var out = t.pointer[f32](1)
@@ -457,6 +467,17 @@ def test_masked_memory(kernels: Kernels, count: int) -> None:
     assert torch.equal(loaded, torch.where(lanes, a, -1.0)) and torch.equal(stored, torch.where(lanes, a, 5.0))
     assert torch.equal(loaded_flags, flags | ~lanes) and torch.equal(stored_flags, flags & lanes)
     assert one.tolist() == [float(a[0]) if count else 5.0] + [5.0] * 15
+
+
+@pytest.mark.parametrize("chosen", [0x0000, 0xFFFF, 0x8001, 0x7FFE])
+def test_memory_of_chosen_lanes(kernels: Kernels, chosen: int) -> None:
+    """What the other lanes would read is not there: their addresses are not mapped."""
+    here = torch.tensor([bool(chosen >> k & 1) for k in range(16)])
+    a, flags, out, some = torch.randn(16), torch.arange(16) % 3 == 0, torch.full((33,), 5.0), torch.ones(16) > 0
+    offsets = torch.where(here, torch.arange(16).flip(0), 2**60)
+    kernels("where", here, offsets, a, out, flags, some, 0 if chosen else 2**60)
+    assert torch.equal(out[:16], torch.where(here, a, 0)) and torch.equal(out[16:32], torch.where(here, a.flip(0), 0))
+    assert torch.equal(some, here & flags) and float(out[32]) == float(a[0] if here[0] else 0)
 
 
 def test_strided_and_scattered_memory(kernels: Kernels) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from tests.support.loop_programs import LoopProgram, check_generated, check_passes
 from torch_max_backend.codegen.program_writer import WORTH_A_TEAM
-from torch_max_backend.loops.expr import as_index, constant, op
+from torch_max_backend.loops.expr import Scalar, as_index, compare_index, constant, guarded, op
 from torch_max_backend.loops.index import Index, Sym
 from torch_max_backend.loops.program import Input
 from torch_max_backend.loops.rules import reduce, views
@@ -92,6 +92,43 @@ def test_memory_is_read_only_where_it_is_taken() -> None:
         assert loads == [False, False, True, False, False, True]
 
 
+def one_element(x: Tensor) -> tuple[Tensor, ...]:
+    """A column, and zeros, summed again: the gradient of a log-softmax that was indexed."""
+    column = guarded_column(x, 3)
+    return (pointwise(lambda a, b: a - b, x, views.unsqueeze(reduce.over("sum", column, [1]), 1)),)
+
+
+def guarded_column(x: Tensor, k: int) -> Tensor:
+    def at(i: tuple[Index, ...]) -> Scalar:
+        return guarded(compare_index("eq", i[1], Index.of(k)), x.at(i), constant(0, x.dtype))
+
+    return define(x.shape, x.dtype, at)
+
+
+def test_a_sum_of_one_element_is_no_loop() -> None:
+    text = str(schedule(program(one_element, torch.zeros(64, 48)).program))
+    assert "sum of" not in text and text.count("kernel over") == 1
+
+
+def test_vectors_run_along_what_is_read_most() -> None:
+    """A reduction over the first of three dimensions, where memory goes along the second."""
+    x = torch.zeros(3, 128, 65).transpose(1, 2)
+    text = str(schedule(program(lambda x: (reduce.argmax(x, 0),), x).program))
+    assert re.search(r"i\d+:65 in vectors, i\d+:128:", text) or re.search(r"over i\d+:65 in vectors", text), text
+
+
+def test_sums_of_columns_are_in_a_kernel_of_their_own_where_rows_are_short() -> None:
+    def both(x: Tensor) -> tuple[Tensor, ...]:
+        y = pointwise(lambda e: op("lgamma", e), x)  # dear, so that it is kept
+        y = define(y.shape, y.dtype, y.at)
+        return y, reduce.over("sum", y, [0])
+
+    narrow, wide = (str(schedule(program(both, torch.zeros(shape)).program)) for shape in ((5000, 48), (50, 4800)))
+    first, *others = narrow.split("kernel over")[1:]
+    assert "lgamma" in first and "sum of" not in first and any("sum of" in k for k in others)
+    assert any("lgamma" in k and "sum of" in k for k in wide.split("kernel over"))
+
+
 # -- found by random programs ------------------------------------------------------------------------------------------
 def numbers(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -145,6 +182,40 @@ def sums_in_parts(x: Tensor) -> tuple[Tensor, ...]:
     return reduce.over("sum", x, [0, 2]), reduce.over("sum", x, [0, 1, 2])
 
 
+def sums_of_one_element(x: Tensor) -> tuple[Tensor, ...]:
+    """All but one element of a sum are zero; the one is in the range for some rows, for all, or for none."""
+    columns = x.shape[1]
+
+    def chosen(place: Callable[[Index], Index]) -> Tensor:
+        def at(i: tuple[Index, ...]) -> Scalar:
+            return guarded(compare_index("eq", i[1], place(i[0])), x.at(i), constant(0, x.dtype))
+
+        return define(x.shape, x.dtype, at)
+
+    places = (lambda i: Index.of(3), lambda i: i * 2 - 5, lambda i: columns - i, lambda i: -i - 1, lambda i: i // 3)
+    picked = [reduce.over("sum", chosen(place), [1]) for place in places]
+    return *picked, reduce.over("sum", chosen(places[1]), [0, 1])
+
+
+def conditions_of_lanes(x: Tensor) -> tuple[Tensor, ...]:
+    """Reductions along memory of what is padded, shifted row by row, or read across."""
+    rows, columns = x.shape
+
+    def shifted(by: Callable[[Index], Index], turned: bool = False) -> Tensor:
+        def at(i: tuple[Index, ...]) -> Scalar:
+            place = i[1] + by(i[0])
+            inside = compare_index("lt", place, columns)
+            value = x.at((place, i[0]) if turned else (i[0], place))
+            value = guarded(inside, value, constant(2, x.dtype))
+            return guarded(compare_index("ge", place, Index.of(0)), value, x.at((rows - 1 - i[0], i[1])))
+
+        return define((rows, columns), x.dtype, at)
+
+    padded = (shifted(lambda i: i - 7), shifted(lambda i: Index.of(-3)), shifted(lambda i: 5 - i, turned=True))
+    both = [pointwise(lambda a, b: op("maximum", a, b), p, x) for p in padded]
+    return *(reduce.over("sum", p, [1]) for p in both), *(reduce.over("maximum", p, [0]) for p in both)
+
+
 CASES = {
     "negative_quotients": (negative_quotients, numbers(1, 1, 33, 64).permute(3, 2, 0, 1)),
     "inner_loops_of_one_stage": (inner_loops_of_one_stage, numbers(2, 2, 17, 17).permute(0, 3, 2, 1)),
@@ -153,6 +224,10 @@ CASES = {
     "places_in_registers": (places_in_registers, numbers(16, dtype=torch.int64)),
     "sums_of_one": (sums_of_one, numbers(5, 17)),
     "sums_in_parts": (sums_in_parts, numbers(33, 64, 1)),
+    "sums_of_one_element": (sums_of_one_element, numbers(40, 33)),
+    "conditions_of_lanes": (conditions_of_lanes, numbers(37, 37, dtype=torch.float32)),
+    "conditions_of_lanes of 16 bits": (conditions_of_lanes, numbers(37, 37, dtype=torch.bfloat16)),
+    "conditions_of_lanes of bytes": (conditions_of_lanes, numbers(35, 35, dtype=torch.int8)),
 }
 
 

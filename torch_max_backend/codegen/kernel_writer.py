@@ -179,6 +179,8 @@ class _KernelWriter:
         """The reduced variables of the stage at work."""
         self.masked = ""
         """The number of lanes that count, as text; empty if all do."""
+        self.where = ""
+        """A vector of the lanes that read memory, as text; empty if all that count do."""
         self.registers: dict[str, tuple[str, int]] = {}
         self.scanned: dict[str, tuple[str, str, int]] = {}
         """The accumulators of scans."""
@@ -673,6 +675,12 @@ class _KernelWriter:
         step = self._step(address)
         if step == 0 or self.lanes == 1:
             return self._new("x", f"load[1]({pointer}, {self._index(address)})", 1)
+        if self.where and step == 1:
+            text = f"load_where[{self.lanes}]({pointer}, {self._index(address)}, {self.where})"
+            return self._new("x", text, self.lanes)
+        if self.where:
+            text = f"load_at_where[{self.lanes}]({pointer}, {self._index_vector(address)}, {self.where})"
+            return self._new("x", text, self.lanes)
         if step is None:
             return self._new("x", f"load_at[{self.lanes}]({pointer}, {self._index_vector(address)})", self.lanes)
         if step == 1 and self.masked:
@@ -686,19 +694,43 @@ class _KernelWriter:
         return self._new("x", text, self.lanes)
 
     def _guarded(self, x: Guarded) -> tuple[str, int]:
-        condition, _ = self._scalar(x.condition)
+        condition, lanes_of_condition = self._scalar(x.condition)
         wide = self.vector is not None and self.vector in variables(x)
         in_registers = [self.registers[y.source][1] for y in loads(x) if not y.index]
-        lanes = max(self.lanes if wide else 1, *in_registers, 1)
-        reads = (y for y in walk(x.other) if isinstance(y, Checked) or (isinstance(y, Load) and y.index))
-        alternates = any(self._known(y) is None for y in reads)
-        other = (_literal(Const(0, x.dtype), 1), 1) if alternates else self._scalar(x.other)
+        lanes = max(self.lanes if wide else 1, lanes_of_condition, *in_registers, 1)
+        if lanes_of_condition > 1:
+            return self._by_lanes(x, condition, lanes)
+        other = (_literal(Const(0, x.dtype), 1), 1) if self._alternates(x) else self._scalar(x.other)
         name, _ = self._new("g", self._widened(other, lanes), lanes)
         with self._block(f"if condition({condition}):"):
             self._line(f"{name} = {self._widened(self._scalar(x.value), lanes)}")
-        if alternates:
+        if self._alternates(x):
             with self._block("else:"):
                 self._line(f"{name} = {self._widened(self._scalar(x.other), lanes)}")
+        return name, lanes
+
+    def _alternates(self, x: Guarded) -> bool:
+        """Whether the other value reads or checks what is not known yet, and must not be computed for nothing."""
+        reads = (y for y in walk(x.other) if isinstance(y, Checked) or (isinstance(y, Load) and y.index))
+        return any(self._known(y) is None for y in reads)
+
+    def _by_lanes(self, x: Guarded, condition: str, lanes: int) -> tuple[str, int]:
+        """A condition that differs from lane to lane: both sides for the lanes that take them, and then a choice."""
+        counted = f"bit_and({condition}, first_lanes[{lanes}]({self.masked}))" if self.masked else condition
+        outer, last = self.where, not self._alternates(x)
+        here, _ = self._new("here", f"bit_and({counted}, {outer})" if outer else counted, lanes)
+        other = self._scalar(x.other) if last else (_literal(Const(0, x.dtype), 1), 1)
+        name, _ = self._new("g", self._widened(other, lanes), lanes)
+        sides = [(here, x.value)]
+        if not last:
+            rest = f"bit_and({outer}, bit_not({condition}))" if outer else f"bit_not({condition})"
+            rest = f"bit_and({rest}, first_lanes[{lanes}]({self.masked}))" if self.masked else rest
+            sides.append((self._new("here", rest, lanes)[0], x.other))
+        for lanes_here, side in sides:
+            with self._block(f"if condition(reduce_or({lanes_here})):"):
+                self.where = lanes_here
+                self._line(f"{name} = select({lanes_here}, {self._widened(self._scalar(side), lanes)}, {name})")
+                self.where = outer
         return name, lanes
 
     # -- indices -----------------------------------------------------------------------------------------------

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 
-from torch_max_backend.loops.expr import Const, cast
+import torch
+
+from torch_max_backend.loops.expr import (
+    Const,
+    FromIndex,
+    Guarded,
+    Op,
+    Scalar,
+    as_index,
+    cast,
+    compare_index,
+    constant,
+    guarded,
+    op,
+    rewrite,
+)
+from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, reads
 
 
@@ -35,3 +51,55 @@ def _plain(d: Definition) -> Definition:
         return d
     body = Const(0, d.dtype) if d.how.combiner.startswith("arg") else cast(d.body, d.dtype)
     return dataclasses.replace(d, body=body, how=None)
+
+
+def without_sums_of_one_element(program: Program) -> Program:
+    """Read the element that a sum consists of where all others are zero.
+
+    Before: ``t0[i] = sum over r:48 of (x[i] if r == 3 else 0)``. After: ``t0[i] = x[i] + 0``, where -0 gives 0 as well.
+    """
+    steps = [_found(s) if isinstance(s, Definition) else s for s in program.steps]
+    return dataclasses.replace(program, steps=steps)
+
+
+def _found(d: Definition) -> Definition:
+    only = _only(d.body) if isinstance(d.how, Reduction) and d.how.combiner == "sum" else None
+    if only is None:
+        return d
+    assert isinstance(d.how, Reduction)
+    condition, value = only
+    found = _place(condition, d.how.variables)
+    if found is None:
+        return d
+    v, place = found
+    zero = constant(0, value.dtype)
+    body = guarded(compare_index("lt", place, Index.of(v.size)), rewrite(value, {v: place}), zero)
+    body = guarded(compare_index("ge", place, Index.of(0)), body, zero)
+    rest = tuple(w for w in d.how.variables if w != v)
+    if rest:
+        return dataclasses.replace(d, body=body, how=Reduction("sum", rest))
+    return dataclasses.replace(d, body=cast(op("add", body, zero), d.dtype), how=None)
+
+
+def _only(x: Scalar) -> tuple[Scalar, Scalar] | None:
+    """The condition without which ``x`` is zero, and its value where that holds."""
+    if isinstance(x, Op) and x.name in ("cast", "round"):
+        inner = _only(x.args[0])
+        return inner and (inner[0], cast(inner[1], x.dtype, x.name))
+    if isinstance(x, Guarded) and isinstance(x.other, Const) and x.other.value == 0:
+        return x.condition, x.value
+    return None
+
+
+def _place(condition: Scalar, variables: tuple[Var, ...]) -> tuple[Var, Index] | None:
+    """The variable for which an equality of indices is solved, and the only place at which it holds."""
+    if not isinstance(condition, Op) or condition.name != "eq":
+        return None
+    if not all(isinstance(x, FromIndex | Const) and x.dtype is torch.int64 for x in condition.args):
+        return None
+    difference = as_index(condition.args[0]) - as_index(condition.args[1])
+    for v in variables:
+        k = difference.coefficient(v)
+        if abs(k) == 1 and difference.stride(v) == k:
+            return v, Index.of(v) - difference * k
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch_max_backend.loops.expr import Load, loads
@@ -9,10 +10,14 @@ from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, reads
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.inline import renamed
-from torch_max_backend.schedule.kernel import Kernel, Stage
+from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
 
 ROW = 1 << 16
 """Elements that one outer index of a fused kernel may touch, about what a second-level cache holds."""
+PARTS = 8
+"""Parts, at least, that threads share in a fused kernel with more than that."""
+LINE = 16
+"""Neighbours in memory that belong to one part, since they are read and written together."""
 
 
 @dataclass
@@ -23,7 +28,7 @@ class _Group:
     members: list[Definition] = field(default_factory=list)
 
 
-def fuse(program: Program) -> list[Kernel | Call]:
+def fuse(program: Program, layouts: Mapping[str, Layout]) -> list[Kernel | Call]:
     """Kernels and calls in running order.
 
     A definition joins the kernel of the latest thing that it reads, if it reads there only what has the same outer
@@ -38,7 +43,7 @@ def fuse(program: Program) -> list[Kernel | Call]:
             places.update({r.name: len(steps) - 1 for r in step.results if r})
             continue
         group = steps[latest] if latest >= 0 else None
-        if isinstance(group, _Group) and _join(group, step):
+        if isinstance(group, _Group) and _join(group, step, layouts):
             places[step.name] = latest
             continue
         scanned = step.how.variable if isinstance(step.how, Scan) else None
@@ -47,7 +52,7 @@ def fuse(program: Program) -> list[Kernel | Call]:
     return [s if isinstance(s, Call) else _kernel(s) for s in steps]
 
 
-def _join(group: _Group, d: Definition) -> bool:
+def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout]) -> bool:
     """Add ``d`` to a group if the two have outer variables in common; says whether it did."""
     if not _is_loop(d) or not all(_is_loop(m) for m in group.members):
         return False
@@ -62,11 +67,21 @@ def _join(group: _Group, d: Definition) -> bool:
         row = max(cost.iterations(m) for m in [*group.members, d]) // max(1, after)
         if not shared or work * 8 < cost.iterations(d) or cost.iterations(d) * 64 < work:
             return False
-        if row > ROW or (after < 8 and work > ROW):
+        parts = after // LINE if after != before and _are_neighbours(shared, group, layouts) else after
+        if row > ROW or (parts < PARTS and work > ROW):
             return False
     group.outer = shared
     group.members.append(renamed(d, names))
     return True
+
+
+def _are_neighbours(shared: list[Var], group: _Group, layouts: Mapping[str, Layout]) -> bool:
+    """Whether elements of a member with neighbouring outer indices are neighbours in memory."""
+    return any(
+        v in shared and v.size != 1 and layouts[m.name].strides[k] == 1
+        for m in group.members
+        for k, v in enumerate(m.variables)
+    )
 
 
 def _is_loop(d: Definition) -> bool:

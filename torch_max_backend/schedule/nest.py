@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
+from torch_max_backend.loops.expr import Checked, FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Least, Product, Replaced, Var, least
 from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
 from torch_max_backend.loops.tensor import sized
@@ -302,18 +302,20 @@ def _partitioned(n: Nest) -> Nest:
         if kept or any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
             stages.append(s)
             continue
-        for part in partition(s.statements, v, {*n.outer, *s.free[:-1]}):
+        for part in partition(s.statements, v, {*n.outer, *s.free[:-1]} - {n.vector}):  # lanes end at one place
             one = part.variable.size == 1
-            vector = part.variable if s.vector is not None and not part.guarded and not one else None
+            masked = part.guarded and (part.variable != v or not _can_run_in_vectors(v, (s,)))
+            vector = part.variable if s.vector is not None and not masked and not one else None
             free = (*s.free[:-1], part.variable)
             stages.append(StageNest(free, s.reduced, part.statements, vector))  # type: ignore[arg-type]
     return dataclasses.replace(n, stages=tuple(stages))
 
 
 def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...], fixed: frozenset[Var] | None = None) -> bool:
-    """Whether no condition for a load, and no loop's length, depends on ``v``.
+    """Whether no loop's length depends on ``v``, and no check of an index on a condition that does.
 
-    With ``fixed``, the variables of loops around the one over ``v``, conditions may if that loop can be cut at them.
+    With ``fixed``, the variables of loops around the one over ``v``, it must also be possible to cut that loop so that
+    no condition is left in its long parts.
     """
     for s in stages:
         if any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
@@ -321,14 +323,25 @@ def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...], fixed: frozenset[
         for x in s.statements:
             if isinstance(x.how, Scatter) or (isinstance(x.how, Scan) and v in s.inner):
                 return False
-            conditions = [y.condition for y in walk(x.body) if isinstance(y, Guarded)]
-            if any(isinstance(z, Load) and not z.index for z in walk(*conditions)):
-                return False  # of what is in registers, which may be a vector
-            if fixed is None and any(v in variables(c) for c in conditions):
+            if any(_checks(y) for y in walk(x.body) if isinstance(y, Guarded) and _is_of_lanes(y, v)):
                 return False
         if fixed is not None and not is_decidable(s.statements, v, fixed):
             return False
     return True
+
+
+def _has_no_conditions(v: Var, s: StageNest) -> bool:
+    return not any(isinstance(y, Guarded) and _is_of_lanes(y, v) for x in s.statements for y in walk(x.body))
+
+
+def _is_of_lanes(x: Guarded, v: Var) -> bool:
+    """Whether lanes of vectors along ``v`` may differ in the condition: by the variable, or by what is in registers."""
+    return v in variables(x.condition) or any(isinstance(y, Load) and not y.index for y in walk(x.condition))
+
+
+def _checks(x: Guarded) -> bool:
+    """Whether a check of an index is left out where the condition does not hold."""
+    return any(isinstance(y, Checked) for y in walk(x.value, x.other))
 
 
 def _with_vectors(n: Nest) -> Nest:
@@ -341,7 +354,7 @@ def _with_vectors(n: Nest) -> Nest:
     inner: list[tuple[float, Var | None]] = []
     for s in n.stages:
         loops = s.free + s.reduced[-1:] if any(x.place is not None for x in s.statements) else s.inner
-        choices = [(_time(v, s), v) for v in loops if _can_run_in_vectors(v, (s,), _around(v, s, n))]
+        choices = [(_time(v, s, _around(v, s, n)), v) for v in loops if _can_run_in_vectors(v, (s,))]
         inner.append(min([(_time(None, s), None), *choices], key=lambda x: x[0]))
     total = sum(t * _share(n, s) for (t, _), s in zip(inner, n.stages, strict=True))
     if best_outer[1] is not None and (best_outer[0] < total or _waits(n)):
@@ -353,22 +366,28 @@ def _with_vectors(n: Nest) -> Nest:
     return dataclasses.replace(n, stages=tuple(stages))
 
 
-def _time(v: Var | None, stage: StageNest) -> float:
-    """What an element of a stage takes in vectors along ``v``, or one by one, in cycles; a model, not a measurement."""
+def _time(v: Var | None, stage: StageNest, fixed: frozenset[Var] | None = None) -> float:
+    """What an element of a stage takes in vectors along ``v``, or one by one, in cycles; a model, not a measurement.
+
+    ``fixed`` are the variables of loops around the one over ``v``, if that loop may be cut at conditions.
+    """
     innermost = v if v in stage.inner or not stage.inner else stage.inner[-1]
     total = 0.0
     expressions = [e for s in stage.statements for e in s.expressions]
     for x in walk(*expressions):
         if isinstance(x, Load) and x.index:
             total += _access(x.index[0], x.dtype.itemsize, v, innermost, 1.0)
+    each = max(1, cost.count(stage.reduced))
     for s in stage.statements:
         if s.address is not None:
-            total += _access(s.address, s.dtype.itemsize, v, innermost, STORE)
+            total += _access(s.address, s.dtype.itemsize, v, innermost, STORE) / each
     total += cost.of_expression(*expressions) * (ONE_BY_ONE if v is None else 1 / LANES)
     if stage.reduced and v is None:
         total += CHAINED
     if v is None:
         return total
+    if fixed is None or not is_decidable(stage.statements, v, fixed):
+        total += sum(_masking(x, v) for x in walk(*expressions) if isinstance(x, Guarded) and _is_of_lanes(x, v))
     size, lanes = cost.count([v]), lanes_of(v)
     return total * max(LANES, -(-size // lanes) * LANES) / max(1, size)
 
@@ -385,6 +404,15 @@ def _access(index: Index, width: int, v: Var | None, innermost: Var | None, each
     if along in (0, 1):
         return (along * width / 4 + 1) / LANES
     return each + min(1.0, abs(along) * width / LINE) * MISS
+
+
+def _masking(x: Guarded, v: Var) -> float:
+    """What a condition that differs between lanes takes for one of them: branches, and loads of single lanes."""
+    apart = [
+        y for y in walk(x.value, x.other) if isinstance(y, Load) and any(_step(i, v) not in (0, 1) for i in y.index)
+    ]
+    narrow = [y for y in walk(x.value, x.other) if isinstance(y, Load) and y.index and y.dtype.itemsize < 4]
+    return 4 / LANES + len(apart) + len(narrow)
 
 
 def _idle(v: Var, n: Nest) -> float:
@@ -421,13 +449,13 @@ def _elementwise(n: Nest) -> Nest:
         return n
     choices = [
         (_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages, frozenset(n.outer) - {v})
-    ]
+    ] or [(_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages)]
     gain, v = max(choices, key=lambda x: x[0], default=(0.0, None))
     if v is None or gain <= 0:
         v = n.outer[-1]
         inner = dataclasses.replace(stage, free=(v,))
         return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, None)
-    across = _read_across(n, v) if _can_run_in_vectors(v, n.stages) else None
+    across = _read_across(n, v) if _has_no_conditions(v, stage) else None
     if (
         across is not None
     ):  # a transpose: blocks of ``v``, and inside them the variable along which reads are neighbours

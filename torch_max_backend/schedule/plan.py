@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch_max_backend.loops.expr import loads
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.program import Call, Definition, Program, Scatter, reads
-from torch_max_backend.loops.simplify import without_reductions_of_one
+from torch_max_backend.loops.simplify import without_reductions_of_one, without_sums_of_one_element
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.kernel import Kernel, Layout
@@ -33,7 +33,8 @@ class Schedule:
 
 def passes(program: Program) -> Iterator[tuple[str, Program]]:
     """The program after each pass, with the pass's name."""
-    for change in (without_reductions_of_one, inline, unroll_windows, split_divided_variables):
+    found = (without_sums_of_one_element, inline)  # what an index of one element reads is inlined after that
+    for change in (without_reductions_of_one, inline, *found, unroll_windows, split_divided_variables):
         program = change(program)
         yield change.__name__, program
     yield split_long_reductions.__name__, split_long_reductions(program, layouts_of(program))
@@ -44,7 +45,7 @@ def schedule(program: Program) -> Schedule:
     *_, (_, program) = passes(program)
     layouts = layouts_of(program)
     steps: list[Nest | Call] = []
-    kernels = fuse(program)
+    kernels = fuse(program, layouts)
     local = _local(program, kernels)
     for step in kernels:
         if isinstance(step, Call):

@@ -1,6 +1,7 @@
 """Tensors in memory and the table of a kernel's arguments. A boolean is a byte, 0 or 1."""
 from .types import *
 from .arithmetic import *
+from .reductions import *
 
 
 struct Ptr[d: DType](TrivialRegisterPassable):
@@ -109,18 +110,31 @@ def load_masked[w: Int, d: DType](p: Ptr[d], i: Int, count: Int, other: Vec[d, w
             return load[w](p, i)
         return other
     elif d == boolean:
-        return from_bytes[d](read_masked(as_bytes(p), i, count, cast_plain[u8](other)))
+        return from_bytes[d](read_where(as_bytes(p), i, first_lanes[w](count), cast_plain[u8](other)))
     else:
-        return read_masked(p, i, count, other)
+        return read_where(p, i, first_lanes[w](count), other)
 
 
 @always_inline("nodebug")
-def read_masked[d: DType, w: Int](p: Ptr[d], i: Int, count: Int, other: Vec[d, w]) -> Vec[d, w]:
+def load_where[w: Int, d: DType](p: Ptr[d], i: Int, here: Vec[boolean, w]) -> Vec[d, w]:
+    """The lanes for which `here` holds from memory, zeros in the others."""
+    if condition(reduce_and(here)):
+        return load[w](p, i)
+    if w == 1:
+        return const[d, w](0)
+    elif d == boolean:
+        return from_bytes[d](read_where(as_bytes(p), i, here, const[u8, w](0)))
+    else:
+        return read_where(p, i, here, const[d, w](0))
+
+
+@always_inline("nodebug")
+def read_where[d: DType, w: Int](p: Ptr[d], i: Int, here: Vec[boolean, w], other: Vec[d, w]) -> Vec[d, w]:
     return __mlir_op.`pop.call_llvm_intrinsic`[
         intrin=__mlir_attr.`"llvm.masked.load" : !kgen.string`,
         hasSideEffects=__mlir_attr.`true`,
         _type=Vec[d, w].T,
-    ](__mlir_op.`pop.offset`(p.p, i.v), const[i32, 1](1).v, first_lanes[w](count).v, other.v)
+    ](__mlir_op.`pop.offset`(p.p, i.v), const[i32, 1](1).v, here.v, other.v)
 
 
 @always_inline("nodebug")
@@ -154,6 +168,25 @@ def gather_from[
     comptime if more:
         var x = with_lane(r, k, load[1](p, to_int(lane_at(offsets, k))))
         return gather_from[(k + 1 < w).__mlir_bool__(), k + 1](p, offsets, x)
+    else:
+        return r
+
+
+@always_inline("nodebug")
+def load_at_where[w: Int, d: DType](p: Ptr[d], offsets: Vec[i64, w], here: Vec[boolean, w]) -> Vec[d, w]:
+    """The lanes for which `here` holds from memory, zeros in the others."""
+    return gather_where[(0 < w).__mlir_bool__(), 0](p, offsets, here, const[d, w](0))
+
+
+@always_inline("nodebug")
+def gather_where[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], offsets: Vec[i64, w], here: Vec[boolean, w], r: Vec[d, w]) -> Vec[d, w]:
+    comptime if more:
+        var x = r
+        if condition(lane_at(here, k)):
+            x = with_lane(r, k, load[1](p, to_int(lane_at(offsets, k))))
+        return gather_where[(k + 1 < w).__mlir_bool__(), k + 1](p, offsets, here, x)
     else:
         return r
 

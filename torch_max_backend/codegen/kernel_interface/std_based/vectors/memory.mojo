@@ -63,6 +63,16 @@ def load_masked[w: Int, d: DType](p: Ptr[d], i: Int, count: Int, other: Vec[d, w
 
 
 @always_inline("nodebug")
+def load_where[w: Int, d: DType](p: Ptr[d], i: Int, here: Vec[boolean, w]) -> Vec[d, w]:
+    """The lanes for which `here` holds from memory, zeros in the others."""
+    var r = const[d, w](0)
+    for k in range(w):
+        if here.v[k]:
+            r.v[k] = load[1](p, i + k).v[0]
+    return r
+
+
+@always_inline("nodebug")
 def store_masked[d: DType, w: Int](p: Ptr[d], i: Int, count: Int, x: Vec[d, w]):
     """The first `count` lanes to memory."""
     for k in range(min(count, w)):
@@ -74,6 +84,16 @@ def load_at[w: Int, d: DType](p: Ptr[d], offsets: Vec[i64, w]) -> Vec[d, w]:
     var r = const[d, w](0)
     for k in range(w):
         r.v[k] = load[1](p, Int(offsets.v[k])).v[0]
+    return r
+
+
+@always_inline("nodebug")
+def load_at_where[w: Int, d: DType](p: Ptr[d], offsets: Vec[i64, w], here: Vec[boolean, w]) -> Vec[d, w]:
+    """The lanes for which `here` holds from memory, zeros in the others."""
+    var r = const[d, w](0)
+    for k in range(w):
+        if here.v[k]:
+            r.v[k] = load[1](p, Int(offsets.v[k])).v[0]
     return r
 
 
