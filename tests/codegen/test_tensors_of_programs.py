@@ -101,10 +101,25 @@ WIDE = weights(32, 32, 3, 3)
         (convolved(WIDE), torch.randn(2, 32, 40, 40), [False]),
         (convolved(WIDE, WIDE, WIDE), torch.randn(2, 32, 40, 40), [True] * 3),
         (convolved(WIDE), torch.randn(2, 32, 8, 8).to(memory_format=torch.channels_last), [True]),
-        (convolved(weights(32, 32, 3, 3), weights(256, 32, 7, 7)), torch.randn(1, 32, 5, 5), [False] * 2),
+        (convolved(weights(32, 32, 3, 3), weights(256, 32, 7, 7)), torch.randn(1, 32, 4, 4), [False] * 2),
+        (convolved(weights(256, 64, 1, 1)), torch.randn(1, 64, 2, 2).to(memory_format=torch.channels_last), [False]),
+        (lambda x: F.conv_transpose2d(x, WIDE, stride=2).relu(), torch.randn(2, 32, 8, 8), [True]),
+        (lambda x: F.conv_transpose2d(x, WIDE, groups=2).relu(), torch.randn(2, 32, 8, 8), [False]),
         (convolved(weights(16, 4, 3, 3).double()), torch.randn(2, 4, 40, 40).double(), [False]),
     ],
-    ids=["few channels", "depthwise", "small", "alone", "a chain", "lies so", "heavy weights", "float64"],
+    ids=[
+        "few channels",
+        "depthwise",
+        "small",
+        "alone",
+        "a chain",
+        "lies so",
+        "heavy weights",
+        "a heavy product",
+        "transposed",
+        "transposed in groups",
+        "float64",
+    ],
 )
 def test_images_of_convolutions(
     net: Callable[..., Any], image: torch.Tensor, expected: list[bool], sources: Sources
@@ -112,6 +127,27 @@ def test_images_of_convolutions(
     with torch.no_grad():
         agrees(net, image)
     assert [layouts(source) for source in sources] == [expected], sources
+
+
+@pytest.mark.parametrize(
+    ("net", "copied"),
+    [
+        (convolved(WIDE, WIDE, WIDE), [True] * 3),
+        (convolved(*[WIDE.to(memory_format=torch.channels_last)] * 3), [False] * 3),
+        (convolved(*[weights(32, 32, 1, 1)] * 3), [False] * 3),
+        (lambda x: F.conv2d(x, WIDE.transpose(0, 1)).relu(), [True]),
+        (lambda x: F.conv2d(x, WIDE[::2]).relu(), [True]),
+        (lambda x: F.conv1d(x[:, :, 0], WIDE[..., 0].transpose(0, 1)).relu(), [True]),
+        (lambda x: F.conv2d(x, WIDE).relu(), [False]),
+    ],
+    ids=["taps", "channels last", "one tap", "a view", "every second", "in one dimension", "contiguous"],
+)
+def test_weights_of_convolutions(net: Callable[..., Any], copied: list[bool], sources: Sources) -> None:
+    """Weights are copied by loops where a library would copy them: never as they are in a view."""
+    with torch.no_grad():
+        agrees(net, torch.randn(2, 32, 40, 40))
+    found = [re.findall(r"op\d+\(\w+(?:\.as_strided\([^a-z]*\))?, (\w)\d+", source) for source in sources]
+    assert [[name == "t" for name in names] for names in found] == [copied], sources
 
 
 def test_an_image_that_leaves_lies_as_torch_promises(sources: Sources) -> None:

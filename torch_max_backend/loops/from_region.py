@@ -7,7 +7,6 @@ result is held against what torch promises for its node: dtype, rank and sizes.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch_max_backend.base.errors import LoweringError, Unsupported
 from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
+from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load, Scalar
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import library_of
@@ -265,9 +265,11 @@ class _FromRegion:
 
     # -- library calls -----------------------------------------------------------------------------------------
     def _call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: object) -> Any:
+        reference = self._image if target in _CONVOLUTIONS else self._ref
+
         def as_ref(x: Any) -> Any:
             if isinstance(x, Tensor):
-                return self._ref(x)
+                return reference(x)
             return type(x)(as_ref(v) for v in x) if isinstance(x, list | tuple) else x
 
         many = isinstance(promise, list | tuple)
@@ -278,11 +280,11 @@ class _FromRegion:
                 results.append(None)
                 continue
             sizes, strides = self.symbols.shape(value.shape), self.symbols.shape(value.stride())
-            strides = strides if image is None else image[1]
+            strides = strides if image is None else image[2]
             found = Called(self.builder.name(), _dtype(value), sizes, strides)
             self.memory[found.name] = found.sizes, found.strides
             results.append(found)
-        refs = [as_ref(a) if k or image is None else image[0] for k, a in enumerate(args)]
+        refs = [image[k] if image is not None and k < 2 else as_ref(a) for k, a in enumerate(args)]
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
         self.builder.program.steps.append(Call(library_of(target), target, *given, tuple(results), self.builder.where))
         tensors = [named(r.name, r.sizes, r.dtype) if r else None for r in results]
@@ -294,41 +296,61 @@ class _FromRegion:
 
     # convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
     #     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
-    def _convolution(self, args: Sequence[Any], promise: torch.Tensor) -> tuple[Ref, Shape] | None:
-        """An image as a convolution shall read it, and the strides of its result; ``None`` if it is read where it lies.
+    def _convolution(self, args: Sequence[Any], promise: torch.Tensor) -> tuple[Ref, Ref, Shape] | None:
+        """An image and a weight as a convolution shall read them, and the strides of its result.
 
-        oneDNN's kernels for channels in the last place of memory are much faster where there are few channels in a
-        group, and about equal elsewhere, but take longer to order weights. What is to leave with other strides is
-        copied again. The limits below were chosen on two cores; no benchmark of this repository shows them.
+        ``None`` if they are read where they lie. What is to leave with other strides is copied again.
         """
-        x, groups = args[0], args[8]
-        sizes = [*x.shape, *promise.shape]
-        if x.rank != 4 or args[6] or x.dtype not in _ONEDNN or not all(Index.of(s).is_constant for s in sizes):
+        x, weight, groups = args[0], args[1], args[8]
+        sizes = [[Index.of(s) for s in of] for of in (x.shape, weight.shape, promise.shape)]
+        if x.rank != 4 or x.dtype not in _ONEDNN or not all(s.is_constant for of in sizes for s in of):
             return None
         if any(port.node is self.node for port in self.region.outputs):
             return None
-        weights, results = (math.prod(int(Index.of(n).constant) for n in of) for of in (args[1].shape, promise.shape))
-        if weights > HEAVY * results:
+        image, kernel, result = ([int(s.constant) for s in of] for of in sizes)
+        convolution = Convolution(image, kernel, result, args[6], groups)
+        shape = self.symbols.shape(promise.shape)
+        if convolution.is_heavy:
             ref = self._ref(x)
             if not _lie_alike(x.shape, ref.strides, dense_strides(x.shape)):
                 ref = self._ref(define(x.shape, x.dtype, x.at))
-            return ref, dense_strides(self.symbols.shape(promise.shape))
-        last = dense_strides(x.shape, CHANNELS_LAST)
+            return ref, self._image(weight), dense_strides(shape)
+        ordered = self._with_channels_last(x, convolution)
+        if ordered is None:
+            return None
+        placed = self._ordered(weight) if convolution.orders_weight else self._image(weight)
+        return ordered, placed, dense_strides(shape, CHANNELS_LAST)
 
-        def in_order(ref: Ref | None) -> Ref | None:
-            return ref if ref is not None and _lie_alike(x.shape, ref.strides, last) else None
-
+    def _with_channels_last(self, x: Tensor, convolution: Convolution) -> Ref | None:
+        """``x`` with channels last: as it lies, as it may lie, or copied if that pays."""
         is_placed = _source_of(x) in self.memory
-        found = in_order(self._in_place(x)) if is_placed else None
-        if found is None:
-            numel = math.prod(int(Index.of(n).constant) for n in x.shape) + results
-            few = int(Index.of(x.shape[1]).constant) < FEW_CHANNELS * groups
-            if numel < WORTH_A_COPY or not (few or self.convolutions >= A_CHAIN):
-                return None
-            found = None if is_placed else in_order(self._in_place(x, CHANNELS_LAST))
-            found = found or self._in_place(define(x.shape, x.dtype, x.at), CHANNELS_LAST)
-        assert found is not None
-        return found, dense_strides(self.symbols.shape(promise.shape), CHANNELS_LAST)
+        found = self._last(x, self._in_place(x)) if is_placed else None
+        if found is not None:
+            return found
+        if not is_placed and convolution.gains(self.convolutions, copies=False):
+            found = self._last(x, self._in_place(x, CHANNELS_LAST))
+        if found is None and convolution.gains(self.convolutions, copies=True):
+            found = self._in_place(define(x.shape, x.dtype, x.at), CHANNELS_LAST)
+        return found
+
+    def _ordered(self, x: Tensor) -> Ref:
+        """``x`` with channels last, copied unless it lies so."""
+        ref = self._last(x, self._ref(x)) or self._in_place(define(x.shape, x.dtype, x.at), CHANNELS_LAST)
+        assert ref is not None
+        return ref
+
+    def _image(self, x: Tensor) -> Ref:
+        """``x`` contiguous, or with channels last; else copied, as ATen's kernels would do, and slower."""
+        ref = self._ref(x)
+        contiguous = _lie_alike(x.shape, ref.strides, dense_strides(x.shape))
+        if contiguous or (x.rank == 4 and self._last(x, ref) is not None):
+            return ref
+        return self._ref(define(x.shape, x.dtype, x.at))
+
+    def _last(self, x: Tensor, ref: Ref | None) -> Ref | None:
+        """The reference, if it is one to channels last."""
+        last = dense_strides(x.shape, CHANNELS_LAST)
+        return ref if ref is not None and _lie_alike(x.shape, ref.strides, last) else None
 
     def _in_place(self, x: Tensor, order: tuple[int, ...] | None = None) -> Ref | None:
         """``x`` where it is; a definition that may still lie in any way will lie in ``order``."""
@@ -377,18 +399,7 @@ class _FromRegion:
 
 
 _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default)
-
-
-CHANNELS_LAST = (0, 2, 3, 1)
-"""The order of an image's dimensions in memory."""
-FEW_CHANNELS = 16
-"""Channels in a group below which a convolution with channels last is much faster: oneDNN's vectors have so many."""
-A_CHAIN = 3
-"""So many convolutions share what it costs to put channels last and back."""
-WORTH_A_COPY = 2**14
-"""Elements of a convolution's image and result below which a copy costs more than it gives."""
-HEAVY = 32
-"""Elements of weights for one of the result from which ordering them takes most of the time."""
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 _ONEDNN = (torch.float32, torch.bfloat16)
 
 

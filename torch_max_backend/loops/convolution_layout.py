@@ -1,0 +1,58 @@
+"""In which order of memory a convolution shall have its image, its weight and its result.
+
+oneDNN's kernels for channels in the last place of memory are much faster where there are few channels in a group, and
+about equal elsewhere. Transposed convolutions of other images take up to six times as long. Kernels of one tap are
+products of matrices, which are fast with contiguous images where the weight is large. Weights with more taps are put
+into blocks at every call, which takes half as long if they have their channels last already. The limits below were chosen on two cores; no benchmark of this repository shows them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CHANNELS_LAST = (0, 2, 3, 1)
+"""The order of an image's dimensions in memory."""
+FEW_CHANNELS = 16
+"""Channels in a group below which a convolution with channels last is much faster: oneDNN's vectors have so many."""
+A_CHAIN = 3
+"""So many convolutions share what it costs to put channels last and back."""
+WORTH_A_COPY = 2**14
+"""Elements of a convolution's image and result below which a copy costs more than it gives."""
+HEAVY, HEAVY_PRODUCT = 64, 8
+"""Elements of weights for one of the result from which reading them takes most of the time: with several taps, with
+one."""
+WORTH_AN_ORDER = 2**13
+"""Elements of a weight from which it pays to put its channels last."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Sizes of a convolution of images, all of them known."""
+
+    image: Sequence[int]
+    weight: Sequence[int]
+    result: Sequence[int]
+    is_transposed: bool
+    groups: int
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether its image shall be contiguous, for the sake of the weight."""
+        limit = HEAVY_PRODUCT if math.prod(self.weight[2:]) == 1 else HEAVY
+        return math.prod(self.weight) > limit * math.prod(self.result)
+
+    def gains(self, convolutions: int, copies: bool) -> bool:
+        """Whether it pays to put channels last, among so many ``convolutions``; ``copies`` if the image is copied."""
+        if self.is_transposed:
+            return self.groups == 1
+        if copies and math.prod(self.image) + math.prod(self.result) < WORTH_A_COPY:
+            return False
+        return self.image[1] < FEW_CHANNELS * self.groups or convolutions >= A_CHAIN
+
+    @property
+    def orders_weight(self) -> bool:
+        """Whether the weight of an image with channels last shall have its channels last, too."""
+        _, channels, *taps = self.weight
+        return channels > 1 and math.prod(taps) > 1 and math.prod(self.weight) >= WORTH_AN_ORDER
