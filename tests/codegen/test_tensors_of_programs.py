@@ -101,7 +101,7 @@ WIDE = weights(32, 32, 3, 3)
         (convolved(WIDE), torch.randn(2, 32, 40, 40), [False]),
         (convolved(WIDE, WIDE, WIDE), torch.randn(2, 32, 40, 40), [True] * 3),
         (convolved(WIDE), torch.randn(2, 32, 8, 8).to(memory_format=torch.channels_last), [True]),
-        (convolved(weights(32, 32, 3, 3), weights(256, 32, 7, 7)), torch.randn(1, 32, 4, 4), [False] * 2),
+        (convolved(weights(512, 256, 3, 3)), torch.randn(1, 256, 4, 4).to(memory_format=torch.channels_last), [False]),
         (convolved(weights(256, 64, 1, 1)), torch.randn(1, 64, 2, 2).to(memory_format=torch.channels_last), [False]),
         (lambda x: F.conv_transpose2d(x, WIDE, stride=2).relu(), torch.randn(2, 32, 8, 8), [True]),
         (lambda x: F.conv_transpose2d(x, WIDE, groups=2).relu(), torch.randn(2, 32, 8, 8), [False]),

@@ -3,7 +3,8 @@
 oneDNN's kernels for channels in the last place of memory are much faster where there are few channels in a group, and
 about equal elsewhere. Transposed convolutions of other images take up to six times as long. Kernels of one tap are
 products of matrices, which are fast with contiguous images where the weight is large. Weights with more taps are put
-into blocks at every call, which takes half as long if they have their channels last already. The limits below were chosen on two cores; no benchmark of this repository shows them.
+into blocks at every call, which takes half as long if they have their channels last already. The limits below were
+chosen on two cores; no benchmark of this repository shows them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ A_CHAIN = 3
 """So many convolutions share what it costs to put channels last and back."""
 WORTH_A_COPY = 2**14
 """Elements of a convolution's image and result below which a copy costs more than it gives."""
-HEAVY, HEAVY_PRODUCT = 64, 8
+HEAVY, HEAVY_PRODUCT = 16, 8
 """Elements of weights for one of the result from which reading them takes most of the time: with several taps, with
 one."""
+LARGE = 2**20
+"""Elements of a weight with several taps below which it costs little to order it."""
 WORTH_AN_ORDER = 2**13
 """Elements of a weight from which it pays to put its channels last."""
 
@@ -40,8 +43,10 @@ class Convolution:
     @property
     def is_heavy(self) -> bool:
         """Whether its image shall be contiguous, for the sake of the weight."""
-        limit = HEAVY_PRODUCT if math.prod(self.weight[2:]) == 1 else HEAVY
-        return math.prod(self.weight) > limit * math.prod(self.result)
+        weights, results = math.prod(self.weight), math.prod(self.result)
+        if math.prod(self.weight[2:]) == 1:
+            return weights > HEAVY_PRODUCT * results
+        return weights > max(LARGE, HEAVY * results)
 
     def gains(self, convolutions: int, copies: bool) -> bool:
         """Whether it pays to put channels last, among so many ``convolutions``; ``copies`` if the image is copied."""
