@@ -89,7 +89,8 @@ def weights(*shape: int) -> torch.Tensor:
     return torch.randn(shape) / math.sqrt(math.prod(shape[1:]))
 
 
-WIDE = weights(32, 32, 3, 3)
+WIDE, LARGE = weights(32, 32, 3, 3), weights(512, 256, 3, 3)
+IMAGE = torch.randn(1, 256, 4, 4).to(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,8 @@ WIDE = weights(32, 32, 3, 3)
         (convolved(WIDE), torch.randn(2, 32, 40, 40), [False]),
         (convolved(WIDE, WIDE, WIDE), torch.randn(2, 32, 40, 40), [True] * 3),
         (convolved(WIDE), torch.randn(2, 32, 8, 8).to(memory_format=torch.channels_last), [True]),
-        (convolved(weights(512, 256, 3, 3)), torch.randn(1, 256, 4, 4).to(memory_format=torch.channels_last), [False]),
+        (convolved(LARGE), IMAGE, [False]),
+        (convolved(LARGE.to(memory_format=torch.channels_last)), IMAGE, [True]),
         (convolved(weights(256, 64, 1, 1)), torch.randn(1, 64, 2, 2).to(memory_format=torch.channels_last), [False]),
         (lambda x: F.conv_transpose2d(x, WIDE, stride=2).relu(), torch.randn(2, 32, 8, 8), [True]),
         (lambda x: F.conv_transpose2d(x, WIDE, groups=2).relu(), torch.randn(2, 32, 8, 8), [False]),
@@ -115,6 +117,7 @@ WIDE = weights(32, 32, 3, 3)
         "a chain",
         "lies so",
         "heavy weights",
+        "heavy weights that lie so",
         "a heavy product",
         "transposed",
         "transposed in groups",
@@ -148,6 +151,22 @@ def test_weights_of_convolutions(net: Callable[..., Any], copied: list[bool], so
         agrees(net, torch.randn(2, 32, 40, 40))
     found = [re.findall(r"op\d+\(\w+(?:\.as_strided\([^a-z]*\))?, (\w)\d+", source) for source in sources]
     assert [[name == "t" for name in names] for names in found] == [copied], sources
+
+
+@pytest.mark.parametrize(
+    ("net", "image"),
+    [
+        (lambda x: F.conv2d(x[:, ::2], WIDE[:, :16]).relu(), torch.randn(2, 32, 20, 20)),
+        (lambda x: F.conv2d(x[:, :16], WIDE[:, :16]).relu(), torch.randn(2, 32, 20, 20)),
+        (lambda x: F.conv3d(x.unsqueeze(2), WIDE.unsqueeze(2)).relu(), torch.randn(2, 32, 20, 20)),
+    ],
+    ids=["every second channel", "some channels", "of volumes"],
+)
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_results_lie_as_eagers(net: Callable[..., Any], image: torch.Tensor, order: torch.memory_format) -> None:
+    """Images that are views, which libraries read where they lie or from a copy."""
+    with torch.no_grad():
+        agrees(net, image.to(memory_format=order))
 
 
 def test_an_image_that_leaves_lies_as_torch_promises(sources: Sources) -> None:

@@ -310,7 +310,8 @@ class _FromRegion:
         image, kernel, result = ([int(s.constant) for s in of] for of in sizes)
         convolution = Convolution(image, kernel, result, args[6], groups)
         shape = self.symbols.shape(promise.shape)
-        if convolution.is_heavy:
+        is_ordered = convolution.orders_weight and self._last(weight, self._in_place(weight)) is not None
+        if convolution.is_heavy and not is_ordered:
             ref = self._ref(x)
             if not _lie_alike(x.shape, ref.strides, dense_strides(x.shape)):
                 ref = self._ref(define(x.shape, x.dtype, x.at))
@@ -335,15 +336,17 @@ class _FromRegion:
 
     def _ordered(self, x: Tensor) -> Ref:
         """``x`` with channels last, copied unless it lies so."""
-        ref = self._last(x, self._ref(x)) or self._in_place(define(x.shape, x.dtype, x.at), CHANNELS_LAST)
+        ref = self._last(x, self._in_place(x, CHANNELS_LAST))
+        ref = ref or self._in_place(define(x.shape, x.dtype, x.at), CHANNELS_LAST)
         assert ref is not None
         return ref
 
     def _image(self, x: Tensor) -> Ref:
-        """``x`` contiguous, or with channels last; else copied, as ATen's kernels would do, and slower."""
+        """``x`` contiguous, or as it is with channels last; else copied, as ATen's kernels would do, and slower."""
         ref = self._ref(x)
-        contiguous = _lie_alike(x.shape, ref.strides, dense_strides(x.shape))
-        if contiguous or (x.rank == 4 and self._last(x, ref) is not None):
+        if x.rank >= 4 and ref.strides[1] == 1:  # dense or not, that makes ATen give a result with channels last
+            return ref
+        if _lie_alike(x.shape, ref.strides, dense_strides(x.shape)):
             return ref
         return self._ref(define(x.shape, x.dtype, x.at))
 
