@@ -302,14 +302,14 @@ class _FromRegion:
         ``None`` if they are read where they lie. What is to leave with other strides is copied again.
         """
         x, weight, groups = args[0], args[1], args[8]
-        sizes = [[Index.of(s) for s in of] for of in (x.shape, weight.shape, promise.shape)]
+        shape = self.symbols.shape(promise.shape)
+        sizes = [[Index.of(s) for s in of] for of in (x.shape, weight.shape, shape)]
         if x.rank != 4 or x.dtype not in _ONEDNN or not all(s.is_constant for of in sizes for s in of):
             return None
         if any(port.node is self.node for port in self.region.outputs):
             return None
         image, kernel, result = ([int(s.constant) for s in of] for of in sizes)
         convolution = Convolution(image, kernel, result, args[6], groups)
-        shape = self.symbols.shape(promise.shape)
         is_ordered = convolution.orders_weight and self._last(weight, self._in_place(weight)) is not None
         if convolution.is_heavy and not is_ordered:
             ref = self._ref(x)
