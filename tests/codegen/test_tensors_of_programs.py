@@ -69,6 +69,22 @@ def test_what_is_read_last_is_written_over(function: Callable[..., Any], count: 
     assert [written_over(source) for source in sources] == [count], sources
 
 
+def test_what_is_written_into_an_input_is_not_read_in_its_kernel() -> None:
+    """Both read ``b``; the sum is first, and is written into ``a``, which the product reads as it was."""
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        total = b + 1
+        product = a * b
+        a.copy_(total)
+        return product
+
+    compiled = torch.compile(function, backend="max_backend", options={"fallback": "error", "executor": "auto"})
+    (mine, b), theirs = (torch.randn(50, 40) for _ in range(2)), torch.empty(50, 40)
+    theirs.copy_(mine)
+    torch.testing.assert_close(compiled(mine, b), function(theirs, b), rtol=0, atol=0)
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
 def convolved(*filters: torch.Tensor, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
     def net(x: torch.Tensor) -> torch.Tensor:
         for w in filters:

@@ -134,6 +134,16 @@ def test_sums_of_columns_are_in_a_kernel_of_their_own_where_rows_are_short() -> 
     assert any("lgamma" in k and "sum of" in k for k in wide.split("kernel over"))
 
 
+def test_what_reads_the_same_elements_shares_a_kernel() -> None:
+    def three(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        both = pointwise(lambda a, b: a * b, x, y)
+        return both, pointwise(lambda a: a + 1, x), views.transpose(pointwise(lambda a: a - 1, y), 0, 1)
+
+    text = str(schedule(program(three, torch.zeros(40, 40), torch.zeros(40, 40)).program))
+    together, turned = text.split("kernel over")[1:]
+    assert "mul" in together and "add" in together and "sub" in turned  # which is written in another order
+
+
 # -- found by random programs ------------------------------------------------------------------------------------------
 def numbers(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(0)).to(dtype)

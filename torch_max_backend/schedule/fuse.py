@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch_max_backend.loops.expr import Load, loads
+from torch_max_backend.loops.expr import Guarded, Load, loads, walk
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, reads
 from torch_max_backend.schedule import cost
@@ -14,6 +15,8 @@ from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
 
 ROW = 1 << 16
 """Elements that one outer index of a fused kernel may touch, about what a second-level cache holds."""
+MOST, NEAR = 8, 8
+"""Members of a kernel that others join for what they read, and kernels that are tried."""
 PARTS = 8
 """Parts, at least, that threads share in a fused kernel with more than that."""
 LINE = 16
@@ -32,23 +35,33 @@ def fuse(program: Program, layouts: Mapping[str, Layout]) -> list[Kernel | Call]
     """Kernels and calls in running order.
 
     A definition joins the kernel of the latest thing that it reads, if it reads there only what has the same outer
-    index: a reduction behind what it reduces, and what reads a reduction's result behind that, row by row.
+    index: a reduction behind what it reduces, and what reads a reduction's result behind that, row by row. Else an
+    elementwise one joins another kernel that reads the same elements.
     """
     places: dict[str, int] = dict.fromkeys(program.inputs, -1)
+    readers: dict[str, list[int]] = defaultdict(list)
+    written = {source: target for target, source in program.stores}
     steps: list[_Group | Call] = []
     for step in program.steps:
-        latest = max((places[name] for name in reads(step)), default=-1)
+        sources = reads(step)
+        latest = max((places[name] for name in sources), default=-1)
         if isinstance(step, Call):
             steps.append(step)
             places.update({r.name: len(steps) - 1 for r in step.results if r})
             continue
         group = steps[latest] if latest >= 0 else None
+        beside = sorted({k for name in sources for k in readers[name] if k > latest}, reverse=True)[:NEAR]
         if isinstance(group, _Group) and _join(group, step, layouts):
-            places[step.name] = latest
-            continue
-        scanned = step.how.variable if isinstance(step.how, Scan) else None
-        steps.append(_Group([v for v in step.variables if v.size != 1 and v != scanned], [step]))
-        places[step.name] = len(steps) - 1
+            place = latest
+        elif (found := next((k for k in beside if _join_beside(steps[k], step, layouts, written)), -1)) >= 0:
+            place = found
+        else:
+            scanned = step.how.variable if isinstance(step.how, Scan) else None
+            steps.append(_Group([v for v in step.variables if v.size != 1 and v != scanned], [step]))
+            place = len(steps) - 1
+        places[step.name] = place
+        for name in sources:
+            readers[name].append(place)
     return [s if isinstance(s, Call) else _kernel(s) for s in steps]
 
 
@@ -73,6 +86,33 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout]) -> bool:
     group.outer = shared
     group.members.append(renamed(d, names))
     return True
+
+
+def _join_beside(
+    group: _Group | Call, d: Definition, layouts: Mapping[str, Layout], written: Mapping[str, str]
+) -> bool:
+    """Add ``d`` to elementwise loops over the same memory that read an element of it, too; says whether it did.
+
+    ``written`` has the inputs that definitions are written into: what a member is written into ``d`` must not read.
+    """
+    if isinstance(group, Call) or len(group.members) >= MOST or not all(_is_plain(m) for m in [*group.members, d]):
+        return False
+    own = [v for v in d.variables if v.size != 1]
+    first = group.members[0]
+    if [v.size for v in own] != [v.size for v in group.outer] or layouts[d.name] != layouts[first.name]:
+        return False
+    targets = {written[m.name] for m in group.members if m.name in written}
+    moved = renamed(d, dict(zip(own, group.outer, strict=True)))
+    here = loads(*moved.expressions())
+    if any(x.source in targets for x in here) or not {*here} & {*loads(*(m.body for m in group.members))}:
+        return False
+    group.members.append(moved)
+    return True
+
+
+def _is_plain(d: Definition) -> bool:
+    """Whether it is computed element by element, without conditions."""
+    return d.how is None and not any(isinstance(x, Guarded) for x in walk(d.body))
 
 
 def _are_neighbours(shared: list[Var], group: _Group, layouts: Mapping[str, Layout]) -> bool:
