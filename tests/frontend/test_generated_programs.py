@@ -116,6 +116,10 @@ def broken(*args: Any, **kwargs: Any) -> bytes:
     raise CompileError("Mojo's compiler is broken")
 
 
+def softmaxes_of_integers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.softmax(1, dtype=torch.float64), x.log_softmax(1, dtype=torch.float64), x.softmax(0, dtype=torch.float64)
+
+
 def functions_of_integers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.cos(x), torch.sigmoid(x), torch.special.i0e(x), torch.special.entr(x), torch.rsqrt(x), x.exp() + 1
 
@@ -128,6 +132,13 @@ def test_programs_run_what_max_does_not() -> None:
     assert reports()[-1].stats.programs == 1
     with pytest.raises(BackendCompilerFailed, match=r"MAX cannot run aten\.cos\.default: an integer argument"):
         compiled(functions_of_integers, executor="graph")(x)
+
+
+def test_softmax_of_integers_is_equal_to_the_bit() -> None:
+    x = torch.randint(-9, 10, (40, 23))
+    made = compiled(softmaxes_of_integers)(x)
+    torch.testing.assert_close(made, softmaxes_of_integers(x), rtol=0, atol=0)
+    assert reports()[-1].stats.programs == 1
 
 
 def test_nobody_runs_what_neither_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,10 @@ _LEFT_BY_RULES = """acos acosh asin asinh atan atanh cos cosh digamma erf erfc e
 OF_INTEGERS = [getattr(aten, name).default for name in _LEFT_BY_RULES.split()]
 """Rules compute these, and leave those of integers, which users compare to the bit: the last one is ATen's."""
 
-_ATEN = [*_PRODUCTS, *_ORDER, *_COUNTS, *_RAGGED, *_IMAGES, *_DISTANCES, *_FUNCTIONS, *OF_INTEGERS]
+OF_FLOAT64 = [aten._softmax.default, aten._log_softmax.default]
+"""Rules compute these of other dtypes."""
+
+_ATEN = [*_PRODUCTS, *_ORDER, *_COUNTS, *_RAGGED, *_IMAGES, *_DISTANCES, *_FUNCTIONS, *OF_INTEGERS, *OF_FLOAT64]
 
 LIBRARY: dict[object, str] = dict.fromkeys(_ATEN, "ATen")
 """The library that computes an op, by overload. It computes what no loop rule does, or what a rule leaves to it."""

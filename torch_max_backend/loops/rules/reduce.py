@@ -10,7 +10,7 @@ import torch
 from torch_max_backend.loops.expr import Scalar, cast, constant, from_index, op, rounded, select
 from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.rules.pointwise import to_copy
-from torch_max_backend.loops.rules.registry import aten, prims, rule
+from torch_max_backend.loops.rules.registry import LeftToLibrary, aten, prims, rule
 from torch_max_backend.loops.rules.views import reshaped, unsqueeze
 from torch_max_backend.loops.tensor import Shape, Tensor, computed_in, converted, define, pointwise, reduce
 
@@ -340,7 +340,14 @@ def logsumexp(self: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
 # _softmax(Tensor self, int dim, bool half_to_float) -> Tensor
 @rule(aten._softmax.default)
 def softmax(self: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    _leave_float64(self)
     return _softmax_of(self, dim, torch.float32 if half_to_float else self.dtype)
+
+
+def _leave_float64(x: Tensor) -> None:
+    """Softmax of integers is one of float64, which users compare to the bit: ATen's own order of additions."""
+    if x.dtype is torch.float64:
+        raise LeftToLibrary
 
 
 def _softmax_of(self: Tensor, dim: int, result: torch.dtype) -> Tensor:
@@ -365,6 +372,7 @@ def safe_softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Te
 # _log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor
 @rule(aten._log_softmax.default)
 def log_softmax(self: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    _leave_float64(self)
     result = torch.float32 if half_to_float else self.dtype
     compute = computed_in(result)
     top = over("maximum", self, dim, True, compute=compute)
