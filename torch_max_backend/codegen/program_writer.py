@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.codegen.kernel_writer import ERRORS, Extent, Slot, Source, touched
+from torch_max_backend.codegen.kernel_writer import KernelWriter
+from torch_max_backend.codegen.source import ERRORS, Extent, Slot, Source, touched
 from torch_max_backend.loops.expr import Load, loads, walk
 from torch_max_backend.loops.index import Atom, Div, Index, Least, Mod, Product, Sym, greatest, product
 from torch_max_backend.loops.program import Call, Ref
@@ -60,7 +61,7 @@ class _Writer:
         self.values: dict[str, Any] = {}
         self.lines: list[str] = []
         self.segments: list[SegmentSpec] = []
-        self.source = Source()
+        self.source = Source(KernelWriter)
         self.outputs = {name: k for k, (name, _) in enumerate(plan.program.outputs)}
         self.as_tensors = self._needed_as_tensors()
         self.last = self._last_uses()

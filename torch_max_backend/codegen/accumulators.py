@@ -1,0 +1,241 @@
+"""Accumulators of reductions and scans: what they begin with, how a value is added, how several become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from torch_max_backend.codegen.expression_writer import ExpressionWriter, Value, literal
+from torch_max_backend.loops.expr import SHORT, Const
+from torch_max_backend.loops.index import Var
+from torch_max_backend.loops.program import Scan
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.nest import StageNest, Statement
+
+CHAIN = 32
+"""Additions one after the other in an accumulator of float32, before it is added to a total in float64: the rounding
+errors of long sums grow with them."""
+
+_FIRST = {"sum": "0", "product": "1", "any": "0", "all": "1"}
+_COMBINE = {
+    "sum": "add",
+    "product": "mul",
+    "any": "bit_or",
+    "all": "bit_and",
+    "maximum": "maximum",
+    "minimum": "minimum",
+}
+"""The operation on two values by which each combiner works."""
+_EXTREMES = ("maximum", "minimum", "argmax", "argmin")
+_ACROSS = {
+    "sum": "reduce_add",
+    "product": "reduce_mul",
+    "any": "reduce_or",
+    "all": "reduce_and",
+    "maximum": "reduce_max",
+    "minimum": "reduce_min",
+}
+_NOWHERE = 2**62
+"""The place of what an accumulator holds before its first value."""
+
+
+class Accumulator(NamedTuple):
+    """The names of a value and, if it has one, of its place; and their lanes."""
+
+    value: str
+    place: str = ""
+    lanes: int = 1
+
+
+Accumulators = dict[str, Accumulator]
+"""By statement."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A stage's reduced loops, and where their results gather.
+
+    Attributes:
+        along: The reduced variable along which vectors run, if any.
+        wide: Accumulators of vectors along it. Several of them do not wait for each other.
+        narrow: Accumulators of single elements, or of vectors along another loop; none where all elements are in wide
+            ones.
+        totals: Sums in float64 of what accumulators hold from time to time.
+    """
+
+    stage: StageNest
+    along: Var | None
+    wide: list[Accumulators]
+    narrow: Accumulators
+    totals: dict[str, Value]
+
+
+class AccumulatorWriter(ExpressionWriter):
+    """Writes what becomes of accumulators, which is the same whatever loops run around it."""
+
+    reducing: tuple[Var, ...] = ()
+    """The reduced variables of the stage at work."""
+
+    def _accumulators(self, stage: StageNest, lanes: int) -> Accumulators:
+        """New accumulators for what a stage reduces or scans."""
+        found: Accumulators = {}
+        for s in stage.statements:
+            if not s.combiner:
+                continue
+            value, _ = self._new("a", _initial(s.combiner, s.body.dtype, lanes), lanes)
+            place = ""
+            if s.place is not None:
+                place, _ = self._new("at", f"const[i64, {lanes}]({_NOWHERE})", lanes)
+            found[s.name] = Accumulator(value, place, lanes)
+        return found
+
+    def _totals(self, stage: StageNest, accumulators: list[Accumulators]) -> dict[str, Value]:
+        """Sums in float64 of what accumulators in float32 hold from time to time, where these would add up too much."""
+        found: dict[str, Value] = {}
+        lanes = next(iter(accumulators[0].values())).lanes if accumulators[0] else 1
+        each = lanes * len(accumulators) if stage.vector in stage.reduced else 1
+        if cost.most(stage.reduced) <= CHAIN * each:
+            return found
+        for s in stage.statements:
+            if s.combiner == "sum" and s.body.dtype is torch.float32:
+                found[s.name] = self._new("total", f"const[f64, {lanes}](0)", lanes)
+        return found
+
+    def _accumulate(self, s: Statement, accumulator: Accumulator, value: str) -> None:
+        """Combine an accumulator with one more value of as many lanes."""
+        name, place, lanes = accumulator
+        if self.masked and lanes > 1 and self.vector in self.reducing:
+            here = f"first_lanes[{lanes}]({self.masked})"
+            value, _ = self._new("m", f"select({here}, {value}, {_initial(s.combiner, s.body.dtype, lanes)})", lanes)
+        if isinstance(s.how, Scan) and lanes == 1 and s.combiner in _EXTREMES:
+            with self._block(f"if condition({_better(s, value, name)}):"):  # seldom, and processors guess that
+                self._line(f"{name} = {value}")
+                if s.place is not None:
+                    self._line(f"{place} = {self._widened(self._from_index(s.place), lanes)}")
+            return
+        if s.place is None:
+            if s.combiner == "log_sum_exp":
+                value = self._log_add_exp(name, value, lanes)
+                self._line(f"{name} = {value}")
+                return
+            self._line(f"{name} = {_COMBINE[s.combiner]}({name}, {value})")
+            return
+        position = self._widened(self._from_index(s.place), lanes)
+        better = _better(s, value, name)
+        if self.masked and lanes > 1 and self.vector in self.reducing:
+            position = f"select(first_lanes[{lanes}]({self.masked}), {position}, const[i64, {lanes}]({_NOWHERE}))"
+        first = f"eq({place}, const[i64, {lanes}]({_NOWHERE}))"
+        chosen, _ = self._new("c", f"bit_or({better}, {first})", lanes)
+        self._line(f"{name} = select({chosen}, {value}, {name})")
+        self._line(f"{place} = select({chosen}, {position}, {place})")
+
+    def _flush(self, r: Reduction) -> None:
+        """Add the accumulators to their totals, and begin again."""
+        for name, (total, lanes) in r.totals.items():
+            parts = [a[name].value for a in r.wide or [r.narrow]]
+            sums = parts[0]
+            for part in parts[1:]:
+                sums = f"add({sums}, {part})"
+            self._line(f"{total} = add({total}, cast[f64]({sums}))")
+            for part in parts:
+                self._line(f"{part} = const[f32, {lanes}](0)")
+
+    def _result(self, r: Reduction, s: Statement) -> Accumulator:
+        """All accumulators of a statement as one; of one lane, unless vectors run along another loop."""
+        narrow = r.narrow.get(s.name)
+        if s.name in r.totals:
+            total, lanes = r.totals[s.name]
+            if r.along is not None:
+                total, lanes = f"reduce_add({total})", 1
+            text, _ = self._new("a", f"cast[{SHORT[s.body.dtype]}]({total})", lanes)
+            if r.along is not None and narrow is not None:
+                text, _ = self._new("a", f"add({text}, {narrow.value})", 1)
+            return Accumulator(text, "", lanes)
+        result = narrow
+        for accumulators in reversed(r.wide):
+            result = self._merged(s, accumulators[s.name], result)
+        assert result is not None
+        return result
+
+    def _merged(self, s: Statement, wide: Accumulator, narrow: Accumulator | None) -> Accumulator:
+        """Two accumulators as one, of one lane."""
+        value, place, lanes = wide
+        if s.place is None:
+            across = value if lanes == 1 else f"{_ACROSS[s.combiner]}({value})"
+            if narrow is None:
+                return Accumulator(self._new("a", across, 1)[0])
+            name, _ = self._new("a", f"{_COMBINE[s.combiner]}({across}, {narrow[0]})", 1)
+            return Accumulator(name)
+        largest = "reduce_max" if s.combiner == "argmax" else "reduce_min"
+        top, _ = self._new("a", f"{largest}({value})", 1)
+        here = f"eq({value}, splat[{lanes}]({top}))"
+        if s.body.dtype.is_floating_point:
+            here = f"bit_or({here}, bit_and(is_nan({value}), is_nan(splat[{lanes}]({top}))))"
+        used = f"bit_and({here}, ne({place}, const[i64, {lanes}]({_NOWHERE})))"
+        least, _ = self._new("at", f"reduce_min(select({used}, {place}, const[i64, {lanes}]({_NOWHERE})))", 1)
+        one = Accumulator(top, least)
+        return one if narrow is None else self._better_of(s, one, narrow)
+
+    def _better_of(self, s: Statement, a: Accumulator, b: Accumulator) -> Accumulator:
+        """The better of two, of one lane: the earlier one of equals."""
+        nowhere = f"const[i64, 1]({_NOWHERE})"
+        earlier = f"lt({b[1]}, {a[1]})"
+        equal = f"eq({a[0]}, {b[0]})"
+        if s.body.dtype.is_floating_point:
+            equal = f"bit_or({equal}, bit_and(is_nan({a[0]}), is_nan({b[0]})))"
+        wins = f"bit_or({_better(s, b[0], a[0])}, bit_or(eq({a[1]}, {nowhere}), bit_and({equal}, {earlier})))"
+        chosen, _ = self._new("c", f"bit_and(ne({b[1]}, {nowhere}), {wins})", 1)
+        value, _ = self._new("a", f"select({chosen}, {b[0]}, {a[0]})", 1)
+        place, _ = self._new("at", f"select({chosen}, {b[1]}, {a[1]})", 1)
+        return Accumulator(value, place)
+
+    def _log_add_exp(self, a: str, b: str, lanes: int) -> str:
+        """``log(exp(a) + exp(b))``; two equal infinities give themselves."""
+        high, _ = self._new("a", f"maximum({a}, {b})", lanes)
+        low, _ = self._new("a", f"minimum({a}, {b})", lanes)
+        differ = f"bit_or(ne({high}, {low}), is_finite({low}))"
+        return f"select({differ}, add({high}, log1p(exp(sub({low}, {high})))), {high})"
+
+    def _taken(self, s: Statement, accumulator: Accumulator) -> Value:
+        """What a statement gives: the place, or the value in its own dtype."""
+        value, place, lanes = accumulator
+        if s.place is not None:
+            return place, lanes
+        if s.body.dtype is not s.dtype:
+            return f"cast[{SHORT[s.dtype]}]({value})", lanes
+        return value, lanes
+
+    def _combined(self, s: Statement, combiner: str, value: str, have: int) -> Value:
+        """A value combined with what is in memory at its address."""
+        assert s.address is not None
+        old, lanes = self._read(s.name, s.address)
+        new = self._widened((value, have), lanes)
+        if s.dtype is torch.bool:
+            return f"{'bit_or' if combiner in ('sum', 'maximum') else 'bit_and'}({old}, {new})", lanes
+        if s.dtype in (torch.float16, torch.bfloat16):
+            return f"cast[{SHORT[s.dtype]}]({_COMBINE[combiner]}(cast[f32]({old}), cast[f32]({new})))", lanes
+        return f"{_COMBINE[combiner]}({old}, {new})", lanes
+
+
+def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
+    short = SHORT[dtype]
+    if combiner in _FIRST:
+        return f"const[{short}, {lanes}]({_FIRST[combiner]})"
+    smallest = combiner in ("maximum", "argmax", "log_sum_exp")
+    if dtype.is_floating_point:
+        return f"neg(infinity[{short}, {lanes}]())" if smallest else f"infinity[{short}, {lanes}]()"
+    info = torch.iinfo(dtype)
+    return literal(Const(info.min if smallest else info.max, dtype), lanes)
+
+
+def _better(s: Statement, new: str, old: str) -> str:
+    """Whether a new value is beyond the best one so far; NaN is beyond all numbers. In a scan an equal one is, too."""
+    if isinstance(s.how, Scan):
+        beyond = f"{'ge' if s.combiner in ('argmax', 'maximum') else 'le'}({new}, {old})"
+        return f"bit_or({beyond}, is_nan({new}))" if s.body.dtype.is_floating_point else beyond
+    beyond = f"{'gt' if s.combiner == 'argmax' else 'lt'}({new}, {old})"
+    if s.body.dtype.is_floating_point:
+        return f"bit_or({beyond}, bit_and(is_nan({new}), bit_not(is_nan({old}))))"
+    return beyond

@@ -1,0 +1,122 @@
+"""The Mojo source of a program, against the kernel interface.
+
+A source has a function for every different kernel, and one for each segment, a run of kernels that no library call
+interrupts. A barrier stands before a kernel that touches memory which another one wrote. A segment's argument is one
+table of words: the addresses of the tensors, by slot, and behind them the numbers that symbolic sizes give (lengths of
+loops, steps in memory). They are arguments of the kernels, so that kernels are equal whatever their sizes are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from torch_max_backend.loops.expr import SHORT, Checked, Load, walk
+from torch_max_backend.loops.index import Index
+from torch_max_backend.schedule.nest import Nest
+
+ERRORS = "errors"
+"""The name, as of a tensor, of the two int64 in which kernels note an index that is out of range."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor's place in the table, and the dtype of its elements."""
+
+    number: int
+    dtype: torch.dtype
+
+
+Extent = tuple[Any, Index, Index]
+"""Whose memory something is in, and its first and one-past-last byte there."""
+
+
+class Writer(Protocol):
+    """What writes a kernel. ``text`` comes first: it finds what ``numbers`` the kernel takes."""
+
+    tensors: list[str]
+    numbers: dict[Index, str]
+
+    def text(self) -> str:
+        """The kernel as a function ``KERNEL`` of its tensors and its numbers."""
+
+    def origins(self) -> list[str]:
+        """Where the kernel comes from, as comments."""
+
+
+class Source:
+    """The Mojo source of a program: a kernel for each different nest, and a function for each segment."""
+
+    def __init__(self, writer: Callable[[Nest, Mapping[str, Slot]], Writer]) -> None:
+        self._writer = writer
+        self._kernels: dict[str, str] = {}
+        self._origins: dict[str, dict[str, None]] = {}
+        self._segments: list[str] = []
+
+    @property
+    def kernels(self) -> int:
+        """How many different kernels there are."""
+        return len(self._kernels)
+
+    def add_segment(
+        self, nests: Sequence[Nest], slots: Mapping[str, Slot], memory: Mapping[str, Extent]
+    ) -> tuple[int, list[Index]]:
+        """Add a function that runs nests in order; returns its own number, and the numbers behind the addresses.
+
+        Args:
+            slots: Where the table has the tensors, by name.
+            memory: Where each tensor lies: two that overlap need a barrier between them.
+        """
+        lines: list[str] = []
+        since: list[tuple[str, bool]] = []
+        numbers: dict[Index, int] = {}
+        for nest in nests:
+            kernel = self._writer(nest, slots)
+            text = kernel.text()
+            name = self._kernels.setdefault(text, f"kernel{len(self._kernels)}")
+            self._origins.setdefault(name, {}).update(dict.fromkeys(kernel.origins()))
+            touches = touched(nest)
+            if any(_meet(memory[a], memory[b]) and (x or y) for a, x in since for b, y in touches):
+                lines.append("    barrier()")
+                since = []
+            since += touches
+            tensors = [f"t.pointer[{SHORT[slots[n].dtype]}]({slots[n].number})" for n in kernel.tensors]
+            given = [f"t.int({numbers.setdefault(x, len(slots) + len(numbers))})" for x in kernel.numbers]
+            lines.append(f"    {name}({', '.join([*tensors, *given])})")
+        number = len(self._segments)
+        body = "\n".join(lines)
+        self._segments.append(f'@export\ndef segment{number}(t: Table) abi("C"):\n{body}\n')
+        return number, list(numbers)
+
+    def text(self) -> str:
+        """All of it; empty if there is no segment."""
+        if not self._segments:
+            return ""
+        parts = ["from kernel import *"]
+        for text, name in self._kernels.items():
+            comments = "".join(f"# {where}\n" for where in list(self._origins[name])[:12])
+            parts.append(comments + text.replace("def KERNEL(", f"def {name}(", 1))
+        return "\n\n\n".join([*parts, *self._segments])
+
+
+def _meet(a: Extent, b: Extent) -> bool:
+    """Whether two pieces of memory may have a byte in common."""
+    return a[0] == b[0] and (b[2] - a[1]).bounds[1] > 0 and (a[2] - b[1]).bounds[1] > 0
+
+
+def touched(nest: Nest) -> list[tuple[str, bool]]:
+    """The tensors in memory that a nest reads and writes, in order, and whether it writes them."""
+    names: dict[str, bool] = {}
+    for stage in nest.stages:
+        for s in stage.statements:
+            for x in walk(*s.expressions):
+                if isinstance(x, Load) and x.index:
+                    names.setdefault(x.source, False)
+                elif isinstance(x, Checked):
+                    names.setdefault(ERRORS, False)  # whoever is first may write, without a barrier
+            if s.address is not None:
+                names[s.name] = True
+    return list(names.items())
