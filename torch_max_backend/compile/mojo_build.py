@@ -6,12 +6,13 @@ program of the package ``mojo-compiler``, run without its Python entry point, wh
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch_max_backend.base.digests import PACKAGE, digest_files
@@ -24,7 +25,7 @@ TIMEOUT_S = 600.0
 
 @functools.cache
 def interface_digest() -> str:
-    """Digest of the kernel interface, both its forms: part of the key of every library that is kept."""
+    """Digest of the kernel interface, all its forms: part of the key of every library that is kept."""
     return digest_files(INTERFACE.rglob("*.mojo"))
 
 
@@ -37,25 +38,36 @@ def build_shared_library(source: str, *, name: str = "kernels", raw: bool = True
     Raises:
         CompileError: With the compiler's text, or with the reason why it could not run.
     """
-    folder: ScratchFolder | None = None
-    try:
-        folder = ScratchFolder()
-        text, library = folder.path / f"{name}.mojo", folder.path / f"{name}.so"
+    with compiler_folder() as folder:
+        text, library = folder / f"{name}.mojo", folder / f"{name}.so"
         text.write_text(source)
-        linker = _program("lld") if sys.platform == "linux" else None  # left to itself, Mojo links with a C compiler
-        product = folder.path / f"{name}.o" if linker else library
-        command: list[str | Path] = [_program("mojo"), "build", "--emit", "object" if linker else "shared-lib"]
+        linker = program("lld") if sys.platform == "linux" else None  # left to itself, Mojo links with a C compiler
+        product = folder / f"{name}.o" if linker else library
+        command: list[str | Path] = [program("mojo"), "build", "--emit", "object" if linker else "shared-lib"]
         command += ["--disable-warnings", "-I", INTERFACE]
         command += [] if raw else ["-I", INTERFACE / "std_based"]
         command += [] if contract else ["--fp-mode", "contract=off"]
-        environment = _environment(raw)
+        environment = compiler_environment(INTERFACE / "raw" if raw else _modular_folder() / "lib" / "mojo")
         if linker:  # it wants to see a C compiler all the same, without running it
-            (folder.path / "cc").touch(0o755)
-            environment["PATH"] = os.pathsep.join([environment.get("PATH", os.defpath), str(folder.path)])
-        _run([*command, text, "-o", product], product, environment)
+            (folder / "cc").touch(0o755)
+            environment["PATH"] = os.pathsep.join([environment.get("PATH", os.defpath), str(folder)])
+        run_compiler([*command, text, "-o", product], product, environment)
         if linker:
-            _run([linker, "-flavor", "gnu", "-shared", product, "-o", library], library, environment)
+            run_compiler([linker, "-flavor", "gnu", "-shared", product, "-o", library], library, environment)
         return library.read_bytes()
+
+
+@contextlib.contextmanager
+def compiler_folder() -> Iterator[Path]:
+    """A folder to compile in.
+
+    Raises:
+        CompileError: For what goes wrong with the compiler's process or its files.
+    """
+    folder: ScratchFolder | None = None
+    try:
+        folder = ScratchFolder()
+        yield folder.path
     except subprocess.TimeoutExpired:
         raise CompileError(f"Mojo's compiler did not finish within {TIMEOUT_S:.0f} s.") from None
     except OSError as error:
@@ -65,7 +77,7 @@ def build_shared_library(source: str, *, name: str = "kernels", raw: bool = True
             folder.delete()
 
 
-def _run(command: Sequence[str | Path], product: Path, environment: dict[str, str]) -> None:
+def run_compiler(command: Sequence[str | Path], product: Path, environment: dict[str, str]) -> None:
     """Run the compiler or the linker, which make ``product``."""
     done = subprocess.run(
         command,
@@ -100,20 +112,21 @@ def _modular_folder() -> Path:
     raise CompileError(f"Mojo's compiler is missing: neither {candidates[0]} nor {candidates[1]} holds lib/mojo.")
 
 
-def _program(name: str) -> Path:
-    program = _modular_folder() / "bin" / name
-    if not program.is_file():
-        raise CompileError(f"Mojo's compiler is missing: {program} does not exist.")
-    return program
+def program(name: str) -> Path:
+    """One of the programs of the package ``mojo-compiler``."""
+    found = _modular_folder() / "bin" / name
+    if not found.is_file():
+        raise CompileError(f"Mojo's compiler is missing: {found} does not exist.")
+    return found
 
 
-def _environment(raw: bool) -> dict[str, str]:
-    """The environment that Mojo's Python entry point makes, with the folder of the interface's standard library."""
+def compiler_environment(*import_path: Path) -> dict[str, str]:
+    """The environment that Mojo's Python entry point makes, with the folders of the standard library, in order."""
     folder = _modular_folder()
     return os.environ | {
         "MODULAR_MAX_PACKAGE_ROOT": str(folder),
         "MODULAR_MOJO_MAX_PACKAGE_ROOT": str(folder),
         "MODULAR_MOJO_MAX_DRIVER_PATH": str(folder / "bin" / "mojo"),
-        "MODULAR_MOJO_MAX_IMPORT_PATH": str(INTERFACE / "raw" if raw else folder / "lib" / "mojo"),
+        "MODULAR_MOJO_MAX_IMPORT_PATH": ",".join(map(str, import_path)),
         "MODULAR_TELEMETRY_ENABLED": "0",
     }

@@ -6,12 +6,16 @@ from .comparison import *
 
 @always_inline("nodebug")
 def bf16_to_f32[w: Int](x: Vec[bf16, w]) -> Vec[f32, w]:
+    if on_gpu():
+        return cast_plain[f32](x)
     return bitcast[f32](shl_plain(cast_plain[u32](bitcast[u16](x)), const[u32, w](16)))
 
 
 @always_inline("nodebug")
 def f32_to_bf16[w: Int](x: Vec[f32, w]) -> Vec[bf16, w]:
-    """To the nearest, ties to even. The processor's own instruction would make denormals zero."""
+    """To the nearest, ties to even. A CPU's own instruction would make denormals zero."""
+    if on_gpu():
+        return cast_plain[bf16](x)
     var b = bitcast[u32](x)
     var odd = bit_and(shr_plain(b, const[u32, w](16)), const[u32, w](1))
     var rounded = shr_plain(add(add(b, odd), const[u32, w](0x7FFF)), const[u32, w](16))

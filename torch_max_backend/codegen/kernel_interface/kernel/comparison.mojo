@@ -16,6 +16,8 @@ def is_finite[d: DType, w: Int](x: Vec[d, w]) -> Vec[boolean, w]:
 @always_inline("nodebug")
 def minimum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
     """The smaller, the first of equal ones; not a number where one of them is none."""
+    if is_float(d) and on_gpu():
+        return float_minimum(a, b)
     var m = select(lt(b, a), b, a)
     if is_float(d):
         return select(is_nan(b), b, m)
@@ -25,6 +27,8 @@ def minimum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
 @always_inline("nodebug")
 def maximum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
     """The larger, the first of equal ones; not a number where one of them is none."""
+    if is_float(d) and on_gpu():
+        return float_maximum(a, b)
     var m = select(gt(b, a), b, a)
     if is_float(d):
         return select(is_nan(b), b, m)

@@ -19,7 +19,7 @@ def reciprocal[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
 def int_quotient[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
     """`a / b` of integers, rounded to zero.
 
-    Floats with enough bits give the exact quotient of narrow integers, and processors divide vectors of floats only.
+    Floats with enough bits give the exact quotient of narrow integers, and CPUs divide vectors of floats only.
     """
     var zero = const[d, w](0)
     var one = const[d, w](1)
@@ -35,7 +35,7 @@ def int_quotient[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
 
 @always_inline("nodebug")
 def nonzero_quotient[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
-    if d == i64 or d == u64:
+    if on_gpu() or d == i64 or d == u64:
         return div_plain(a, b)
     elif d == i32:
         return cast_plain[d](cast_plain[i32](div_plain(cast_plain[f64](a), cast_plain[f64](b))))
@@ -100,7 +100,7 @@ def floor_div[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
         var q = div_plain(sub(a, r), b)
         q = select(signs_differ(r, b), sub(q, const[d, w](1)), q)
         var whole = floor(q)
-        whole = select(gt(sub(q, whole), const[d, w](0.5)), add(whole, const[d, w](1)), whole)
+        whole = select(gt(sub(q, whole), cast_plain[d](const[f32, w](0.5))), add(whole, const[d, w](1)), whole)
         var exact = div_plain(a, b)
         whole = select(eq(q, const[d, w](0)), copysign(const[d, w](0), exact), whole)
         return select(eq(b, const[d, w](0)), exact, whole)

@@ -33,12 +33,30 @@ def scaled_exp[w: Int](x: Vec[f32, w], biases: Vec[f32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
+def exp_by_exp2[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """`2^r * 2^n`, where n is no further than 126 from 0 and r is the rest: between -1/2 and 1/2, but for the extremes.
+
+    Of 1.5 * 2^23 + 127 + n the low bits are the exponent of 2^n.
+    """
+    var most = const[f32, w](126)
+    var n = mul(x, const[f32, w](1.44269502))
+    n = select(lt(n, most), n, most)
+    n = select(gt(n, neg(most)), n, neg(most))
+    var t = add(n, const[f32, w](12583039.0))
+    n = neg(sub(t, const[f32, w](12583039.0)))
+    var r = fma(x, const[f32, w](1.92596303e-08), fma(x, const[f32, w](1.44269502), n))
+    return mul(exp2_nearly(r), power_of_two(bitcast[u32](t)))
+
+
+@always_inline("nodebug")
 def power_of_two[w: Int](biased: Vec[u32, w]) -> Vec[f32, w]:
     return bitcast[f32](shl_plain(biased, const[u32, w](23)))
 
 
 @always_inline("nodebug")
 def exp[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    if on_gpu():
+        return exp_by_exp2(x)
     return scaled_exp(x, const[f32, w](12583166.0))
 
 
@@ -132,7 +150,7 @@ def tanh[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     p = fma(p, z, const[f32, w](0.133326069))
     p = fma(p, z, const[f32, w](-0.333333194))
     var near = fma(mul(a, z), p, a)
-    var far = sub(one, div_plain(const[f32, w](2), add(exp(add(a, a)), one)))
+    var far = sub(one, div_nearly(const[f32, w](2), add(exp(add(a, a)), one)))
     return copysign(select(lt(a, const[f32, w](0.55)), near, far), x)
 
 
@@ -145,6 +163,8 @@ def tanh[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 def sigmoid[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     """With `e = e^-|x|`: `1 / (1 + e)` or `e / (1 + e)`, and what rounding the divisor lost."""
     var one = const[f32, w](1)
+    if on_gpu():
+        return div_nearly(one, add(one, exp(neg(x))))
     var e = exp(neg(float_abs(x)))
     var d = add(one, e)
     var y = div_plain(select(lt(x, const[f32, w](0)), e, one), d)

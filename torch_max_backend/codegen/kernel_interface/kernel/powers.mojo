@@ -34,6 +34,8 @@ def power[w: Int](x: Vec[f64, w], y: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def power[w: Int](x: Vec[f32, w], y: Vec[f32, w]) -> Vec[f32, w]:
+    if on_gpu():
+        return libm["powf"](x, y)
     return cast_plain[f32](real_power(cast_plain[f64](x), cast_plain[f64](y)))
 
 
@@ -57,7 +59,7 @@ def integer_power[d: DType, w: Int](x: Vec[d, w], y: Vec[d, w]) -> Vec[d, w]:
 
 @always_inline("nodebug")
 def rsqrt[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    return div_plain(const[f32, w](1), sqrt(x))
+    return rsqrt_nearly(x)
 
 
 @always_inline("nodebug")
@@ -67,6 +69,8 @@ def rsqrt[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def hypot[w: Int](x: Vec[f32, w], y: Vec[f32, w]) -> Vec[f32, w]:
+    if on_gpu():
+        return libm["hypotf"](x, y)
     var a = cast_plain[f64](x)
     var b = cast_plain[f64](y)
     var r = cast_plain[f32](sqrt(fma(a, a, mul(b, b))))

@@ -95,12 +95,16 @@ def erfinv_nearly[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def erfinv[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    if on_gpu():
+        return libm["erfinvf"](x)
     return cast_plain[f32](erfinv_nearly(cast_plain[f64](x)))
 
 
 @always_inline("nodebug")
 def erfinv[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
     """One of Halley's steps on erf or, where its error is relative to the distance from 1, on erfc."""
+    if on_gpu():
+        return libm["erfinv"](x)
     var one = const[f64, w](1)
     var a = float_abs(x)
     var y = float_abs(erfinv_nearly(x))

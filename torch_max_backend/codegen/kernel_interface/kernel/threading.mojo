@@ -1,4 +1,4 @@
-"""A thread's part of the work, and errors that a kernel notes."""
+"""A thread's part of the work, and indices that are checked."""
 from vectors import *
 from .comparison import *
 from .constants import *
@@ -47,13 +47,5 @@ def note_outside[more: __mlir_type.`!kgen.scalar<bool>`, k: Int, w: Int](errors:
     comptime if more:
         var i = to_int(lane_at(x, k))
         if i < low or i >= high:
-            note_error(errors, code, i)
+            note_error(errors, code, i, high)
         note_outside[(k + 1 < w).__mlir_bool__(), k + 1](errors, x, low, high, code)
-
-
-@always_inline("nodebug")
-def note_error(p: Ptr[i64], code: Int, value: Int):
-    """Store a code and the value that it is about, if none is stored yet."""
-    if to_int(load[1](p, 0)) == 0:
-        store(p, 1, from_int[i64, 1](value))
-        store(p, 0, from_int[i64, 1](code))

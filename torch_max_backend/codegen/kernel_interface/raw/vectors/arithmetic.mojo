@@ -137,34 +137,15 @@ def copysign[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
 
 
 @always_inline("nodebug")
-def call_c[name: StaticString, d: DType](a: Vec[d, 1]) -> Vec[d, 1]:
-    return __mlir_op.`pop.external_call`[func=name.v, _type=Vec[d, 1].T](a.v)
+def float_maximum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
+    """Not a number where one of them is none."""
+    return intrinsic["llvm.maximum"](a, b)
 
 
 @always_inline("nodebug")
-def call_c[name: StaticString, d: DType](a: Vec[d, 1], b: Vec[d, 1]) -> Vec[d, 1]:
-    return __mlir_op.`pop.external_call`[func=name.v, _type=Vec[d, 1].T](a.v, b.v)
-
-
-@always_inline("nodebug")
-def libm[name: StaticString, d: DType, w: Int](a: Vec[d, w]) -> Vec[d, w]:
-    """The C library's function, lane by lane."""
-    var r = a
-    var k = 0
-    while k < w:
-        r = with_lane(r, k, call_c[name](lane_at(r, k)))
-        k += 1
-    return r
-
-
-@always_inline("nodebug")
-def libm[name: StaticString, d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
-    var r = a
-    var k = 0
-    while k < w:
-        r = with_lane(r, k, call_c[name](lane_at(r, k), lane_at(b, k)))
-        k += 1
-    return r
+def float_minimum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
+    """Not a number where one of them is none."""
+    return intrinsic["llvm.minimum"](a, b)
 
 
 @always_inline("nodebug")

@@ -8,6 +8,12 @@ def c_int[name: StaticString]() -> Int:
     return to_int(cast_plain[i64](x))
 
 
+@always_inline("builtin")
+def on_gpu() -> Bool:
+    """Whether these are a GPU's vectors."""
+    return __mlir_attr.`false`
+
+
 @always_inline("nodebug")
 def thread_index() -> Int:
     return c_int["omp_get_thread_num"]()

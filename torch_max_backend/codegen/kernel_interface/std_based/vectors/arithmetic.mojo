@@ -188,6 +188,34 @@ def copysign[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
 
 
 @always_inline("nodebug")
+def float_maximum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
+    """Not a number where one of them is none."""
+    return select(is_nan(b), b, select(gt(b, a), b, a))
+
+
+@always_inline("nodebug")
+def float_minimum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
+    """Not a number where one of them is none."""
+    return select(is_nan(b), b, select(lt(b, a), b, a))
+
+
+@always_inline("nodebug")
+def exp2_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """`2^x` to two units in the last place; denormal results may be zero."""
+    return libm["exp2f"](x)
+
+
+@always_inline("nodebug")
+def rsqrt_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    return div_plain(const[f32, w](1), sqrt(x))
+
+
+@always_inline("nodebug")
+def div_nearly[w: Int](a: Vec[f32, w], b: Vec[f32, w]) -> Vec[f32, w]:
+    return div_plain(a, b)
+
+
+@always_inline("nodebug")
 def is_nan[d: DType, w: Int](x: Vec[d, w]) -> Vec[boolean, w]:
     return isnan(x.v)
 

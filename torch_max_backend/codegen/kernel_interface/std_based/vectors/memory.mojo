@@ -143,3 +143,18 @@ def store_strided_masked[d: DType, w: Int](p: Ptr[d], i: Int, step: Int, count: 
 @always_inline("nodebug")
 def atomic_add[d: DType](p: Ptr[d], i: Int, x: Vec[d, 1]):
     _ = Atomic[Scalar[d]].fetch_add(p.at[d](i), x.v[0])
+
+
+@always_inline("nodebug")
+def store_first(p: Ptr[i64], i: Int, x: Vec[i64, 1]) -> Bool:
+    """Store `x` if zero is there; whether it was."""
+    if to_int(load[1](p, i)) != 0:
+        return False
+    store(p, i, x)
+    return True
+
+@always_inline("nodebug")
+def note_error(p: Ptr[i64], code: Int, value: Int, size: Int):
+    """Store a code and the value that it is about, if none is stored yet."""
+    if store_first(p, 0, from_int[i64, 1](code)):
+        store(p, 1, from_int[i64, 1](value))

@@ -4,6 +4,12 @@ from std.ffi import external_call
 
 
 @always_inline("nodebug")
+def on_gpu() -> Bool:
+    """Whether these are a GPU's vectors."""
+    return False
+
+
+@always_inline("nodebug")
 def thread_index() -> Int:
     return Int(external_call["omp_get_thread_num", Int32]())
 

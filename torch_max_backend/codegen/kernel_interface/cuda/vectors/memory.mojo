@@ -1,0 +1,150 @@
+"""Tensors in memory. A boolean is a byte, 0 or 1.
+
+A GPU reads what is not aligned byte by byte, so here an address has the alignment of its element, or of its vector.
+"""
+from raw.vectors.types import *
+from raw.vectors.arithmetic import *
+from raw.vectors.reductions import *
+from raw.vectors.pointers import *
+
+
+
+@always_inline("nodebug")
+def bytes_of(d: DType) -> Int:
+    """The size of an element in memory."""
+    if d == i64 or d == u64 or d == f64:
+        return 8
+    elif d == i32 or d == u32 or d == f32:
+        return 4
+    elif d == i8 or d == u8 or d == boolean:
+        return 1
+    return 2
+
+
+@always_inline("nodebug")
+def vector_alignment(d: DType, w: Int) -> Int:
+    """The size of a vector, at most 16."""
+    var size = bytes_of(d) * w
+    if size > 16:
+        return 16
+    return size
+
+
+@always_inline("nodebug")
+def read_aligned[T: TrivialRegisterPassable, alignment: Int](p: __mlir_type[`!kgen.pointer<`, T, `>`]) -> T:
+    return __mlir_op.`pop.load`[
+        alignment=alignment.v,
+        isVolatile=__mlir_attr.`false`,
+        isInvariant=__mlir_attr.`false`,
+        isNonTemporal=__mlir_attr.`false`,
+    ](p)
+
+
+@always_inline("nodebug")
+def read_unchanging[T: TrivialRegisterPassable, alignment: Int](p: __mlir_type[`!kgen.pointer<`, T, `>`]) -> T:
+    return __mlir_op.`pop.load`[
+        alignment=alignment.v,
+        isVolatile=__mlir_attr.`false`,
+        isInvariant=__mlir_attr.`true`,
+        isNonTemporal=__mlir_attr.`false`,
+    ](p)
+
+
+@always_inline("nodebug")
+def write_aligned[T: TrivialRegisterPassable, alignment: Int](p: __mlir_type[`!kgen.pointer<`, T, `>`], x: T):
+    __mlir_op.`pop.store`[
+        alignment=alignment.v, isVolatile=__mlir_attr.`false`, isNonTemporal=__mlir_attr.`false`
+    ](x, p)
+
+
+@always_inline("nodebug")
+def load[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
+    if d == boolean:
+        return from_bytes[d](read_aligned[Vec[u8, w], 1](pointer_to[Vec[u8, w]](p, i)))
+    else:
+        return read_aligned[Vec[d, w], bytes_of(d)](pointer_to[Vec[d, w]](p, i))
+
+
+@always_inline("nodebug")
+def store[d: DType, w: Int](p: Ptr[d], i: Int, x: Vec[d, w]):
+    if d == boolean:
+        write_aligned[Vec[u8, w], 1](pointer_to[Vec[u8, w]](p, i), cast_plain[u8](x))
+    else:
+        write_aligned[Vec[d, w], bytes_of(d)](pointer_to[Vec[d, w]](p, i), x)
+
+
+@always_inline("nodebug")
+def load_aligned[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
+    """Of an address that is a multiple of the vector's size, or of 16 where it is larger."""
+    if d == boolean:
+        return from_bytes[d](read_aligned[Vec[u8, w], vector_alignment(d, w)](pointer_to[Vec[u8, w]](p, i)))
+    else:
+        return read_aligned[Vec[d, w], vector_alignment(d, w)](pointer_to[Vec[d, w]](p, i))
+
+
+@always_inline("nodebug")
+def store_aligned[d: DType, w: Int](p: Ptr[d], i: Int, x: Vec[d, w]):
+    """To an address that is a multiple of the vector's size, or of 16 where it is larger."""
+    if d == boolean:
+        write_aligned[Vec[u8, w], vector_alignment(d, w)](pointer_to[Vec[u8, w]](p, i), cast_plain[u8](x))
+    else:
+        write_aligned[Vec[d, w], vector_alignment(d, w)](pointer_to[Vec[d, w]](p, i), x)
+
+
+@always_inline("nodebug")
+def load_once[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
+    """As `load_aligned`, of memory that nothing writes while the kernel runs."""
+    if d == boolean:
+        return from_bytes[d](read_unchanging[Vec[u8, w], vector_alignment(d, w)](pointer_to[Vec[u8, w]](p, i)))
+    else:
+        return read_unchanging[Vec[d, w], vector_alignment(d, w)](pointer_to[Vec[d, w]](p, i))
+
+
+@always_inline("nodebug")
+def load_masked[w: Int, d: DType](p: Ptr[d], i: Int, count: Int, other: Vec[d, w]) -> Vec[d, w]:
+    """The first `count` lanes from memory, the others from `other`."""
+    return first_from[(0 < w).__mlir_bool__(), 0](p, i, count, other)
+
+
+@always_inline("nodebug")
+def first_from[more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int](p: Ptr[d], i: Int, count: Int, r: Vec[d, w]) -> Vec[d, w]:
+    comptime if more:
+        var x = r
+        if k < count:
+            x = with_lane(r, k, load[1](p, i + k))
+        return first_from[(k + 1 < w).__mlir_bool__(), k + 1](p, i, count, x)
+    else:
+        return r
+
+
+@always_inline("nodebug")
+def load_where[w: Int, d: DType](p: Ptr[d], i: Int, here: Vec[boolean, w]) -> Vec[d, w]:
+    """The lanes for which `here` holds from memory, zeros in the others."""
+    return chosen_from[(0 < w).__mlir_bool__(), 0](p, i, here, const[d, w](0))
+
+
+@always_inline("nodebug")
+def chosen_from[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], i: Int, here: Vec[boolean, w], r: Vec[d, w]) -> Vec[d, w]:
+    comptime if more:
+        var x = r
+        if condition(lane_at(here, k)):
+            x = with_lane(r, k, load[1](p, i + k))
+        return chosen_from[(k + 1 < w).__mlir_bool__(), k + 1](p, i, here, x)
+    else:
+        return r
+
+
+@always_inline("nodebug")
+def store_masked[d: DType, w: Int](p: Ptr[d], i: Int, count: Int, x: Vec[d, w]):
+    """The first `count` lanes to memory."""
+    first_to[(0 < w).__mlir_bool__(), 0](p, i, count, x)
+
+
+@always_inline("nodebug")
+def first_to[more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int](p: Ptr[d], i: Int, count: Int, x: Vec[d, w]):
+    comptime if more:
+        if k < count:
+            store(p, i + k, lane_at(x, k))
+        first_to[(k + 1 < w).__mlir_bool__(), k + 1](p, i, count, x)

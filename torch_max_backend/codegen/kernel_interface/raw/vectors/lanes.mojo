@@ -1,0 +1,117 @@
+"""Lanes from and to places of their own, over the loads and stores of whichever form is on the path."""
+from vectors.memory import *
+
+
+@always_inline("nodebug")
+def load_at[w: Int, d: DType](p: Ptr[d], offsets: Vec[i64, w]) -> Vec[d, w]:
+    return gather_from[(0 < w).__mlir_bool__(), 0](p, offsets, const[d, w](0))
+
+
+@always_inline("nodebug")
+def gather_from[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], offsets: Vec[i64, w], r: Vec[d, w]) -> Vec[d, w]:
+    comptime if more:
+        var x = with_lane(r, k, load[1](p, to_int(lane_at(offsets, k))))
+        return gather_from[(k + 1 < w).__mlir_bool__(), k + 1](p, offsets, x)
+    else:
+        return r
+
+
+@always_inline("nodebug")
+def load_at_where[w: Int, d: DType](p: Ptr[d], offsets: Vec[i64, w], here: Vec[boolean, w]) -> Vec[d, w]:
+    """The lanes for which `here` holds from memory, zeros in the others."""
+    return gather_where[(0 < w).__mlir_bool__(), 0](p, offsets, here, const[d, w](0))
+
+
+@always_inline("nodebug")
+def gather_where[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], offsets: Vec[i64, w], here: Vec[boolean, w], r: Vec[d, w]) -> Vec[d, w]:
+    comptime if more:
+        var x = r
+        if condition(lane_at(here, k)):
+            x = with_lane(r, k, load[1](p, to_int(lane_at(offsets, k))))
+        return gather_where[(k + 1 < w).__mlir_bool__(), k + 1](p, offsets, here, x)
+    else:
+        return r
+
+
+@always_inline("nodebug")
+def store_at[d: DType, w: Int](p: Ptr[d], offsets: Vec[i64, w], x: Vec[d, w]):
+    scatter_from[(0 < w).__mlir_bool__(), 0](p, offsets, x)
+
+
+@always_inline("nodebug")
+def scatter_from[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], offsets: Vec[i64, w], x: Vec[d, w]):
+    comptime if more:
+        store(p, to_int(lane_at(offsets, k)), lane_at(x, k))
+        scatter_from[(k + 1 < w).__mlir_bool__(), k + 1](p, offsets, x)
+
+
+@always_inline("nodebug")
+def load_strided[w: Int, d: DType](p: Ptr[d], i: Int, step: Int) -> Vec[d, w]:
+    return strided_from[(0 < w).__mlir_bool__(), 0](p, i, step, const[d, w](0))
+
+
+@always_inline("nodebug")
+def strided_from[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], i: Int, step: Int, r: Vec[d, w]) -> Vec[d, w]:
+    comptime if more:
+        return strided_from[(k + 1 < w).__mlir_bool__(), k + 1](p, i + step, step, with_lane(r, k, load[1](p, i)))
+    else:
+        return r
+
+
+@always_inline("nodebug")
+def store_strided[d: DType, w: Int](p: Ptr[d], i: Int, step: Int, x: Vec[d, w]):
+    strided_to[(0 < w).__mlir_bool__(), 0](p, i, step, x)
+
+
+@always_inline("nodebug")
+def strided_to[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], i: Int, step: Int, x: Vec[d, w]):
+    comptime if more:
+        store(p, i, lane_at(x, k))
+        strided_to[(k + 1 < w).__mlir_bool__(), k + 1](p, i + step, step, x)
+
+
+@always_inline("nodebug")
+def load_strided_masked[w: Int, d: DType](p: Ptr[d], i: Int, step: Int, count: Int) -> Vec[d, w]:
+    """The first `count` lanes, at least one, from memory; the others repeat the last of them."""
+    return first_strided_from[(0 < w).__mlir_bool__(), 0](p, i, step, count, const[d, w](0))
+
+
+@always_inline("nodebug")
+def first_strided_from[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], i: Int, step: Int, count: Int, r: Vec[d, w]) -> Vec[d, w]:
+    comptime if more:
+        var next = i
+        if k + 1 < count:
+            next = i + step
+        return first_strided_from[(k + 1 < w).__mlir_bool__(), k + 1](
+            p, next, step, count, with_lane(r, k, load[1](p, i))
+        )
+    else:
+        return r
+
+
+@always_inline("nodebug")
+def store_strided_masked[d: DType, w: Int](p: Ptr[d], i: Int, step: Int, count: Int, x: Vec[d, w]):
+    """The first `count` lanes to memory."""
+    first_strided_to[(0 < w).__mlir_bool__(), 0](p, i, step, count, x)
+
+
+@always_inline("nodebug")
+def first_strided_to[
+    more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
+](p: Ptr[d], i: Int, step: Int, count: Int, x: Vec[d, w]):
+    comptime if more:
+        if k < count:
+            store(p, i, lane_at(x, k))
+        first_strided_to[(k + 1 < w).__mlir_bool__(), k + 1](p, i + step, step, count, x)

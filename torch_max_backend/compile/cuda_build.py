@@ -1,0 +1,176 @@
+"""Kernels for NVIDIA GPUs from Mojo source that is written against the kernel interface. No GPU is needed.
+
+Mojo's compiler makes PTX, a text, of each exported function a kernel; CUDA's linker makes machine code of it, a cubin.
+Functions of the C library that the interface calls, such as ``pow``, are CUDA's own: those that a text calls are
+compiled by CUDA's compiler library and become part of it.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch_max_backend.base.digests import cpu_target, digest, package_version
+from torch_max_backend.base.errors import CompileError
+from torch_max_backend.compile.cuda_toolkit import compile_cuda, link, toolkit_version
+from torch_max_backend.compile.mojo_build import (
+    INTERFACE,
+    build_shared_library,
+    compiler_environment,
+    compiler_folder,
+    interface_digest,
+    program,
+    run_compiler,
+)
+from torch_max_backend.runtime.cuda_launch import LAUNCHER_SOURCE
+
+log = logging.getLogger("torch_max_backend")
+
+_EXTERN = re.compile(r"^\.extern \.func \(\.param \.b(\d+) \w+\) (\w+)\n\(\n((?:[^;]*\n)??)\)\n;\n", re.MULTILINE)
+_ENTRY = re.compile(r"^(\.visible \.entry (\w+)\([^)]*\))\n\{", re.MULTILINE)
+_ASSIGNED = re.compile(r"(?m)^\t(?:@!?%p\d+ )?[a-z][\w.:]* +\t?(%r\d+),")
+_NEGATED = re.compile(r"(?m)^\tneg\.s32 \t(%r\d+), (%r\d+);")
+_GREATER = re.compile(r"(?m)^\tmax\.s32 \t(%r\d+), (%r\d+), (%r\d+);")
+_TYPES = {"32": "float", "64": "double"}
+
+
+def build_cubin(
+    source: str, *, arch: str = "sm_90a", threads: Mapping[str, int] | None = None, contract: bool = False
+) -> bytes:
+    """Compile ``source`` for GPUs of one architecture; where CUDA's linker is not installed, the result is PTX.
+
+    Args:
+        source: Begins with ``from kernel import *``; kernels are its functions with ``@export`` and ``abi("C")``.
+        arch: As ``sm_90a``.
+        threads: The most threads that a block of a kernel is launched with, by the kernel's name. A kernel without one
+            may take so many registers that it cannot be launched with more than 256.
+        contract: Let a product and a sum become one rounding.
+
+    Raises:
+        CompileError: With the text of the compiler that refused, or with the reason why one could not run.
+    """
+    ptx = build_ptx(source, arch=arch, threads=threads, contract=contract)
+    linked = link(ptx, arch)
+    if linked is None:
+        log.debug("CUDA's linker is not installed: the driver compiles PTX where it is loaded")
+        return ptx.encode() + b"\0"
+    for name, used in linked.resources.items():
+        if used.stack or used.spills:
+            log.debug("%s: %s", name, used)
+    return linked.cubin
+
+
+def build_key(arch: str) -> str:
+    """What a cubin depends on beside its source."""
+    return "\n".join([arch, interface_digest(), package_version("mojo-compiler"), toolkit_version()])
+
+
+def build_launcher() -> bytes:
+    """The library, for this machine's CPU, by which a program launches kernels.
+
+    Raises:
+        CompileError: With the compiler's text, or with the reason why it could not run.
+    """
+    return build_shared_library(LAUNCHER_SOURCE.read_text(), name="cuda_launch")
+
+
+def launcher_key() -> str:
+    """The key of the launcher in the store."""
+    parts = [LAUNCHER_SOURCE.read_text(), interface_digest(), package_version("mojo-compiler"), cpu_target()]
+    return digest("\n".join(parts))
+
+
+def build_ptx(
+    source: str, *, arch: str = "sm_90a", threads: Mapping[str, int] | None = None, contract: bool = False
+) -> str:
+    """The PTX of a source: see :func:`build_cubin`."""
+    with compiler_folder() as folder:
+        text, product = folder / "kernels.mojo", folder / "kernels.ptx"
+        text.write_text(source)
+        command: list[str | Path] = [
+            program("mojo"),
+            "build",
+            "-j",
+            "1",
+            "--emit",
+            "asm",
+            "--disable-warnings",
+            "-I",
+            INTERFACE,
+        ]
+        command += ["--target-triple", "nvptx64-nvidia-cuda", "--target-cpu", arch]
+        command += [] if contract else ["--fp-mode", "contract=off"]
+        environment = compiler_environment(INTERFACE / "cuda", INTERFACE / "raw")
+        run_compiler([*command, text, "-o", product], product, environment)
+        ptx = product.read_text()
+    return _with_block_sizes(_with_math(_with_absolute_values(ptx), arch), threads or {})
+
+
+def _with_absolute_values(ptx: str) -> str:
+    """The text with ``abs`` for the greater of a number and its negative.
+
+    LLVM writes an absolute value so, and the assembler of CUDA 13.0 loses the sign where it makes one instruction of
+    that and another maximum: ``max(max(x, -x), y)`` has become ``max(x, x, y)``.
+    """
+    return re.sub(r"(?ms)^\{\n.*?^\}", lambda body: _absolute_in(body[0]), ptx)
+
+
+def _absolute_in(body: str) -> str:
+    assigned = collections.Counter(_ASSIGNED.findall(body))
+    negative = {b: a for b, a in _NEGATED.findall(body) if assigned[a] == assigned[b] == 1}
+
+    def shorter(found: re.Match[str]) -> str:
+        head, a, b = found.groups()
+        x = a if negative.get(b) == a else b if negative.get(a) == b else ""
+        return f"\tabs.s32 \t{head}, {x};" if x else found[0]
+
+    return _GREATER.sub(shorter, body)
+
+
+def _with_block_sizes(ptx: str, threads: Mapping[str, int]) -> str:
+    def bounded(entry: re.Match[str]) -> str:
+        most = threads.get(entry[2])
+        return f"{entry[1]}\n.maxntid {most}, 1, 1\n{{" if most else entry[0]
+
+    return _ENTRY.sub(bounded, ptx)
+
+
+def _with_math(ptx: str, arch: str) -> str:
+    """The text with the functions that it declares, which are CUDA's."""
+    functions = {}
+    for result, name, parameters in _EXTERN.findall(ptx):
+        functions[name] = (_TYPES[result], *(_TYPES[size] for size in re.findall(r"\.param \.b(\d+)", parameters)))
+    if ".extern .func" in _EXTERN.sub("", ptx):
+        raise CompileError("A generated kernel calls a function that is none of numbers.")
+    if not functions:
+        return ptx
+    version, definitions = math_functions(frozenset(functions.items()), arch)
+    calls = re.compile(rf"^(\tcall\.uni \(\w+\), )({'|'.join(functions)})(, )", re.MULTILINE)
+    ptx = calls.sub(r"\1cuda_\2\3", _EXTERN.sub("", ptx))
+    head, size, rest = ptx.partition(".address_size 64\n")
+    return re.sub(r"(?m)^\.version .*$", version, head) + size + definitions + rest
+
+
+@functools.cache
+def math_functions(functions: frozenset[tuple[str, tuple[str, ...]]], arch: str) -> tuple[str, str]:
+    """CUDA's functions, under names with ``cuda_`` before them, and the line with the version of their text.
+
+    Args:
+        functions: A name, and the types of the result and the parameters.
+        arch: As ``sm_90a``.
+    """
+    lines = []
+    for name, (result, *types) in sorted(functions):
+        parameters = ", ".join(f"{kind} x{k}" for k, kind in enumerate(types))
+        call = f"{name}({', '.join(f'x{k}' for k in range(len(types)))})"
+        lines.append(f'extern "C" __device__ {result} cuda_{name}({parameters}) {{ return {call}; }}\n')
+    number = re.sub(r"\D", "", arch)
+    ptx = compile_cuda("".join(lines), f"--gpu-architecture=compute_{number}", "--relocatable-device-code=true")
+    head, _, definitions = ptx.partition(".address_size 64\n")
+    version = re.search(r"(?m)^\.version .*$", head)
+    assert version, head
+    return version[0], re.sub(r"(?m)^\.visible (\.func)", r"\1", definitions)
