@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import torch_max_backend
+from torch_max_backend.backend import max_backend
+from torch_max_backend.base import versions
 from torch_max_backend.base.errors import EnvironmentUnsupportedError, MaxBackendError, OptionError
 from torch_max_backend.base.versions import check_versions, found
 from torch_max_backend.options import (
@@ -260,3 +264,13 @@ def test_this_environment_is_supported() -> None:
 def test_other_versions_are_refused(name: str, version: str, message: str) -> None:
     with pytest.raises(EnvironmentUnsupportedError, match=message):
         check_versions({**found(), name: version})
+
+
+def test_they_are_refused_when_the_backend_is_first_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the package is imported, which `import torch` does."""
+    monkeypatch.setattr(versions, "found", lambda: {"max": "26.8.0"})
+    versions.check_this_environment.cache_clear()
+    with pytest.raises(EnvironmentUnsupportedError, match=r"max 26\.8\.0"):
+        torch_max_backend.max_backend  # noqa: B018
+    with pytest.raises(EnvironmentUnsupportedError, match=r"max 26\.8\.0"):
+        max_backend(torch.fx.symbolic_trace(torch.nn.Identity()), [torch.ones(2)])

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
-from torch_max_backend.base.versions import check_versions
-from torch_max_backend.options import flag
+# `import torch` imports this module, for the names in base/torch_logs.py. So it does little.
 
-check_versions()  # before MAX is imported: another version of it may fail in ways that say less
 
-if flag("BEARTYPE"):
+def _wants_beartype() -> bool:
+    if not os.environ.get("TORCH_MAX_BACKEND_BEARTYPE"):
+        return False
+    from torch_max_backend.options import flag
+
+    return flag("BEARTYPE")
+
+
+if _wants_beartype():
     import warnings
 
     from beartype import BeartypeConf
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from torch_max_backend.base.errors import MaxBackendError, Unsupported
     from torch_max_backend.compile.compiler import compile_together
     from torch_max_backend.compile.pending import wait_for_compiles
+    from torch_max_backend.diagnostics.kernel_times import kernel_times
     from torch_max_backend.diagnostics.report import reports
     from torch_max_backend.runtime.index_reports import synchronize
     from torch_max_backend.runtime.session import get_accelerators
@@ -37,6 +45,7 @@ _WHERE = {
     "Unsupported": "base.errors",
     "compile_together": "compile.compiler",
     "get_accelerators": "runtime.session",
+    "kernel_times": "diagnostics.kernel_times",
     "map_to": "aten_functions.registry",
     "max_backend": "backend",
     "reports": "diagnostics.report",
@@ -49,6 +58,7 @@ __all__ = [
     "Unsupported",
     "compile_together",
     "get_accelerators",
+    "kernel_times",
     "map_to",
     "max_backend",
     "reports",
@@ -60,4 +70,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torch_max_backend.base.versions import check_this_environment
+
+    check_this_environment()
     return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
+from torch_max_backend.base.versions import check_this_environment
 from torch_max_backend.capture.composite_ops import stay_whole
 from torch_max_backend.capture.whole_image_ops import image_ops_stay_whole
 from torch_max_backend.diagnostics import logs
@@ -43,9 +44,10 @@ def max_backend(
 
     Raises:
         OptionError: An unknown option or mode.
-        EnvironmentUnsupportedError: A tensor is on a device that this backend cannot drive.
+        EnvironmentUnsupportedError: A tensor is on a device that this backend cannot drive, or a version is missing.
         UnsupportedOpError: With ``fallback="error"``, an op that MAX cannot run.
     """
+    check_this_environment()
     chosen = resolve(options, mode)
     if is_ahead_of_time():
         chosen = dataclasses.replace(chosen, compile="wait")
@@ -72,8 +74,7 @@ def _trace(
         "keep_inference_input_mutations": True,
     }
     kept = warm_start(options, devices)
-    on_processor = all(device.type == "cpu" for device in devices)
-    whole = image_ops_stay_whole() if on_processor and options.executor != "graph" else nullcontext()
+    whole = nullcontext() if options.executor == "graph" else image_ops_stay_whole()
     compilers = {"fw_compiler": compiler} if kept is None else kept.compilers(compiler)
     settings = nullcontext() if kept is None else kept.settings()
     with graphs_of_a_trace() as graphs, settings, whole, stay_whole(example_inputs):

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torch_max_backend import cache_cli
+from torch_max_backend.base.versions import check_this_environment
 from torch_max_backend.options import ENVIRONMENT_ONLY, PREFIX, table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -133,6 +134,7 @@ def options() -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    check_this_environment()
     sys.exit(app())
 
 

@@ -75,12 +75,17 @@ class Options:
         "On a GPU, check indices and classes, and raise for one out of range when the program next calls a compiled "
         "function or synchronizes by this package; off, such an index is silently moved into range.",
     )
-    executor: Literal["auto", "graph"] = _option(
+    executor: Literal["auto", "program", "graph"] = _option(
         "auto",
-        "On a CPU, run regions as generated kernels and library calls where all of their ops have a loop rule; "
-        '"graph" compiles every region with MAX.',
+        "Run regions as generated kernels and library calls where all of their ops have a loop rule; on a GPU those "
+        'with products, convolutions or attention, and those of device graphs, only with "program". "graph" compiles '
+        "every region with MAX.",
     )
-    profile: bool = _option(False, "Record profiler ranges around regions and islands.")
+    profile: bool = _option(
+        False,
+        "Record profiler ranges around regions, every kernel and library call of a program, and islands: "
+        "`torch_max_backend.kernel_times` makes a table of them.",
+    )
     verbose: bool = _option(False, "Log graphs, regions, islands, cache hits and compile times to stderr.")
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from tests.support.loop_programs import check_generated, check_passes, random_program
-from torch_max_backend.schedule import fuse, nest, split
+from torch_max_backend.schedule import nest, split
+from torch_max_backend.schedule.machine import CPU
 
 CHUNK = 40
 """Programs of one compile."""
-SMALL = [(split, "PART", 64), (split, "CHAIN", 16), (split, "ENOUGH", 4), (split, "LANES", 4), (nest, "SLICE", 32)]
-SMALL += [(fuse, "ROW", 64)]
+SMALL = [(split, "PART", 64), (split, "CHAIN", 16), (split, "LANES", 4), (nest, "SLICE", 32)]
+SMALL_MACHINE = dataclasses.replace(CPU, row=64, results=(4, 64))
 """Thresholds with which small tensors take the paths of large ones: parts, slices, kernels that are kept apart."""
 
 
-def _check(first: int, folder: Path, symbolic: bool = False) -> None:
+def _check(first: int, folder: Path, symbolic: bool = False, small: pytest.MonkeyPatch | None = None) -> None:
+    """Check a chunk; with ``small`` as if its tensors were large."""
     programs = [random_program(seed, symbolic) for seed in range(first, first + CHUNK)]
+    if small is not None:
+        for module, name, value in SMALL:
+            small.setattr(module, name, value)
+        programs = [dataclasses.replace(p, machine=SMALL_MACHINE) for p in programs]
     check_generated(programs, [check_passes(p) for p in programs], folder)
 
 
@@ -28,9 +35,7 @@ def test_random_programs(first: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", [100_000])
 def test_random_programs_as_if_large(first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in SMALL:
-        monkeypatch.setattr(module, name, value)
-    _check(first, tmp_path)
+    _check(first, tmp_path, small=monkeypatch)
 
 
 @pytest.mark.parametrize("first", [200_000])
@@ -42,9 +47,7 @@ def test_random_programs_of_symbolic_sizes(first: int, tmp_path: Path) -> None:
 def test_random_programs_of_symbolic_sizes_as_if_large(
     first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in SMALL:
-        monkeypatch.setattr(module, name, value)
-    _check(first, tmp_path, symbolic=True)
+    _check(first, tmp_path, symbolic=True, small=monkeypatch)
 
 
 @pytest.mark.full
@@ -56,9 +59,7 @@ def test_more_random_programs(first: int, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(100_000 + CHUNK, 101_000, CHUNK))
 def test_more_random_programs_as_if_large(first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in SMALL:
-        monkeypatch.setattr(module, name, value)
-    _check(first, tmp_path)
+    _check(first, tmp_path, small=monkeypatch)
 
 
 @pytest.mark.full
@@ -72,6 +73,4 @@ def test_more_random_programs_of_symbolic_sizes(first: int, tmp_path: Path) -> N
 def test_more_random_programs_of_symbolic_sizes_as_if_large(
     first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in SMALL:
-        monkeypatch.setattr(module, name, value)
-    _check(first, tmp_path, symbolic=True)
+    _check(first, tmp_path, symbolic=True, small=monkeypatch)

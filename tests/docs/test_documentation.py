@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from torch_max_backend.options import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 SKILLS = sorted(ROOT.glob(".claude/skills/*/SKILL.md"))
+AS_PROGRAMS = "docs/why-is-this-slow.md"
 WITH_CODE = ["README.md", "CONTRIBUTING.md", *(str(p.relative_to(ROOT)) for p in SKILLS)]
 PAGES = sorted({*WITH_CODE, *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))})
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -79,6 +82,30 @@ def test_python_runs(page: str, folder: Path) -> None:
     compile_all(folder)
     with own_registry():
         run_python(page, folder)
+
+
+def test_the_page_on_speed_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")
+    run_python(AS_PROGRAMS, folder)
+    told = capsys.readouterr().out
+    assert "4 x ATen aten.addmm.default" in told
+    assert "with_a_branch 2 graph(s)" in told
+    assert "without_a_branch 1 graph(s)" in told
+    assert re.search(r"kernel1 gelu +│ +20 │", told)
+    assert "TorchDynamo Cache Lookup" in told
+
+
+@pytest.mark.full
+@pytest.mark.any_runner("commands")
+@pytest.mark.parametrize("command", [line for block in blocks(AS_PROGRAMS, "sh") for line in block.splitlines()])
+def test_its_commands_run(command: str, tmp_path: Path) -> None:
+    """Where the package is installed, since its names are entry points."""
+    (tmp_path / "slow.py").write_text("\n".join(blocks(AS_PROGRAMS, "python")))
+    scripts = str(Path(sys.executable).parent)
+    own = {**os.environ, "TORCH_MAX_BACKEND_EXECUTOR": "auto", "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(command, shell=True, cwd=tmp_path, env=own, check=True)
 
 
 # -- Mojo ----------------------------------------------------------------------------------------------------------

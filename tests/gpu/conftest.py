@@ -14,6 +14,8 @@ import torch
 from torch_max_backend import get_accelerators
 
 HERE = Path(__file__).parent
+OF_PROGRAMS = ("test_grid_programs", "test_cuda_interface")
+"""Modules that are about generated kernels."""
 
 
 def missing() -> str:
@@ -33,6 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.gpu)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile with MAX where a test is about its kernels: regions without products are programs otherwise."""
+    if request.path.stem not in OF_PROGRAMS:
+        monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "graph")
 
 
 @pytest.fixture(autouse=True)

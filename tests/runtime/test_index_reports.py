@@ -84,6 +84,17 @@ def test_equal_sites_share_a_report(reports: DeviceReports) -> None:
 
 
 @pytest.mark.any_runner("regions and kernels are stand-ins")
+def test_a_report_is_made_while_torch_traces() -> None:
+    """As a program is loaded: its report has memory, whatever tensors are at that time."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+    with FakeTensorMode(), FunctionalTensorMode(), torch.inference_mode():
+        made = DeviceReports(torch.device("cpu")).report_for((FIRST,))
+    assert type(made) is torch.Tensor and made.data_ptr() == made.item() and not made.is_inference()
+
+
+@pytest.mark.any_runner("regions and kernels are stand-ins")
 def test_a_call_path_raises_when_it_begins_and_when_it_ends(reports: DeviceReports) -> None:
     report = reports.report_for((FIRST,))
     source = "def call(args):\n    raise_reported()\n    k(args[0])\n    raise_reported()\n    return ()\n"

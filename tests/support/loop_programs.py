@@ -33,6 +33,7 @@ from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.loops.tensor import Builder, Tensor, building, computed_in, define, named, pointwise
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.program import Library
+from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.plan import passes, schedule
 
 SIZES = (1, 2, 3, 5, 16, 17, 33, 64)
@@ -52,7 +53,8 @@ LARGEST = 64
 class LoopProgram:
     """A program with inputs for it; ``smooth`` ones are compared within a tolerance.
 
-    ``symbols`` are the values of symbolic sizes, ``others`` is the same program at other values.
+    ``symbols`` are the values of symbolic sizes, ``others`` is the same program at other values. Passes and kernels are
+    those for ``machine``.
     """
 
     seed: int
@@ -62,6 +64,7 @@ class LoopProgram:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     symbols: dict[str, int] = field(default_factory=dict)
     others: list[LoopProgram] = field(default_factory=list)
+    machine: Machine = CPU
 
     def fresh(self) -> list[torch.Tensor]:
         """Copies of the inputs with their strides."""
@@ -85,7 +88,8 @@ class LoopProgram:
 
     def written(self) -> WrittenProgram:
         """Its Python function and its kernels."""
-        return write_program(self.region(), schedule(self.program), [False] * len(self.inputs))
+        gpu = 0 if self.machine.has_grid else None
+        return write_program(self.region(), schedule(self.program, self.machine), [False] * len(self.inputs), gpu)
 
     def check(self, given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], stage: str) -> None:
         """Compare outputs with those of the interpreter."""
@@ -536,7 +540,7 @@ def check_passes(made: LoopProgram) -> list[list[torch.Tensor]]:
     loop_program.check(made.program)
     every = [made, *made.others]
     wanted = [m.expected() for m in every]
-    for name, program in passes(made.program):
+    for name, program in passes(made.program, made.machine):
         loop_program.check(program)
         for m, want in zip(every, wanted, strict=True):
             m.check(m.expected(program), want, f"{name} at {m.symbols}")

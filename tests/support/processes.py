@@ -31,12 +31,13 @@ class Processes:
     """Starts programs below ``folder``."""
 
     def __init__(self) -> None:
+        own = {"PYTHONPATH": self._path(), "TORCHINDUCTOR_AUTOGRAD_CACHE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         self.server = subprocess.Popen(
             [sys.executable, "-m", "tests.support.processes"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": self._path(), "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"},
+            env={**os.environ, **own},
             text=True,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
 import sys
@@ -35,6 +36,12 @@ def check_versions(versions: dict[str, str] | None = None) -> None:
     ]
     if wrong:
         raise EnvironmentUnsupportedError(f"torch_max_backend found {'; '.join(wrong)}")
+
+
+@functools.cache
+def check_this_environment() -> None:
+    """:func:`check_versions`, once. Another version of MAX may fail in ways that say less, so this comes first."""
+    check_versions()
 
 
 def _satisfies(version: str, required: str) -> bool:

@@ -1,4 +1,4 @@
-"""Interpolation stays whole, and circular pads are joined from their parts, while a graph of a CPU is traced.
+"""Interpolation stays whole, and circular pads are joined from their parts, while a graph is traced.
 
 Torch takes interpolation apart into gathers by tables of indices, before a decomposition table is asked, and circular
 pads into writes into an empty tensor. Loops say both better: with places that they compute, and as a join of slices.

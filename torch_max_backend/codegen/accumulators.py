@@ -19,7 +19,7 @@ CHAIN = 32
 errors of long sums grow with them."""
 
 _FIRST = {"sum": "0", "product": "1", "any": "0", "all": "1"}
-_COMBINE = {
+COMBINE = {
     "sum": "add",
     "product": "mul",
     "any": "bit_or",
@@ -110,7 +110,7 @@ class AccumulatorWriter(ExpressionWriter):
             here = f"first_lanes[{lanes}]({self.masked})"
             value, _ = self._new("m", f"select({here}, {value}, {_initial(s.combiner, s.body.dtype, lanes)})", lanes)
         if isinstance(s.how, Scan) and lanes == 1 and s.combiner in _EXTREMES:
-            with self._block(f"if condition({_better(s, value, name)}):"):  # seldom, and processors guess that
+            with self._block(f"if condition({better(s, value, name)}):"):  # seldom, and processors guess that
                 self._line(f"{name} = {value}")
                 if s.place is not None:
                     self._line(f"{place} = {self._widened(self._from_index(s.place), lanes)}")
@@ -120,14 +120,14 @@ class AccumulatorWriter(ExpressionWriter):
                 value = self._log_add_exp(name, value, lanes)
                 self._line(f"{name} = {value}")
                 return
-            self._line(f"{name} = {_COMBINE[s.combiner]}({name}, {value})")
+            self._line(f"{name} = {COMBINE[s.combiner]}({name}, {value})")
             return
         position = self._widened(self._from_index(s.place), lanes)
-        better = _better(s, value, name)
+        beyond = better(s, value, name)
         if self.masked and lanes > 1 and self.vector in self.reducing:
             position = f"select(first_lanes[{lanes}]({self.masked}), {position}, const[i64, {lanes}]({_NOWHERE}))"
         first = f"eq({place}, const[i64, {lanes}]({_NOWHERE}))"
-        chosen, _ = self._new("c", f"bit_or({better}, {first})", lanes)
+        chosen, _ = self._new("c", f"bit_or({beyond}, {first})", lanes)
         self._line(f"{name} = select({chosen}, {value}, {name})")
         self._line(f"{place} = select({chosen}, {position}, {place})")
 
@@ -166,7 +166,7 @@ class AccumulatorWriter(ExpressionWriter):
             across = value if lanes == 1 else f"{_ACROSS[s.combiner]}({value})"
             if narrow is None:
                 return Accumulator(self._new("a", across, 1)[0])
-            name, _ = self._new("a", f"{_COMBINE[s.combiner]}({across}, {narrow[0]})", 1)
+            name, _ = self._new("a", f"{COMBINE[s.combiner]}({across}, {narrow[0]})", 1)
             return Accumulator(name)
         largest = "reduce_max" if s.combiner == "argmax" else "reduce_min"
         top, _ = self._new("a", f"{largest}({value})", 1)
@@ -185,7 +185,7 @@ class AccumulatorWriter(ExpressionWriter):
         equal = f"eq({a[0]}, {b[0]})"
         if s.body.dtype.is_floating_point:
             equal = f"bit_or({equal}, bit_and(is_nan({a[0]}), is_nan({b[0]})))"
-        wins = f"bit_or({_better(s, b[0], a[0])}, bit_or(eq({a[1]}, {nowhere}), bit_and({equal}, {earlier})))"
+        wins = f"bit_or({better(s, b[0], a[0])}, bit_or(eq({a[1]}, {nowhere}), bit_and({equal}, {earlier})))"
         chosen, _ = self._new("c", f"bit_and(ne({b[1]}, {nowhere}), {wins})", 1)
         value, _ = self._new("a", f"select({chosen}, {b[0]}, {a[0]})", 1)
         place, _ = self._new("at", f"select({chosen}, {b[1]}, {a[1]})", 1)
@@ -215,8 +215,8 @@ class AccumulatorWriter(ExpressionWriter):
         if s.dtype is torch.bool:
             return f"{'bit_or' if combiner in ('sum', 'maximum') else 'bit_and'}({old}, {new})", lanes
         if s.dtype in (torch.float16, torch.bfloat16):
-            return f"cast[{SHORT[s.dtype]}]({_COMBINE[combiner]}(cast[f32]({old}), cast[f32]({new})))", lanes
-        return f"{_COMBINE[combiner]}({old}, {new})", lanes
+            return f"cast[{SHORT[s.dtype]}]({COMBINE[combiner]}(cast[f32]({old}), cast[f32]({new})))", lanes
+        return f"{COMBINE[combiner]}({old}, {new})", lanes
 
 
 def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
@@ -230,7 +230,7 @@ def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
     return literal(Const(info.min if smallest else info.max, dtype), lanes)
 
 
-def _better(s: Statement, new: str, old: str) -> str:
+def better(s: Statement, new: str, old: str) -> str:
     """Whether a new value is beyond the best one so far; NaN is beyond all numbers. In a scan an equal one is, too."""
     if isinstance(s.how, Scan):
         beyond = f"{'ge' if s.combiner in ('argmax', 'maximum') else 'le'}({new}, {old})"

@@ -253,7 +253,7 @@ class _Writer:
             region_spec(region, frozenset(k for k, stays in enumerate(static) if stays), self.check_indices)
         )
         if self.profile:
-            self.profiled[function] = f"max_backend::{function}"
+            self.profiled[function] = function
         groups = [[p.node for p, stays in zip(region.inputs, static) if stays is kind] for kind in (True, False)]
         text = ", ".join("(" + "".join(f"{self._name(n)}, " for n in nodes) + ")" for nodes in groups)
         if region.carriers or region.scalars:
@@ -268,7 +268,7 @@ class _Writer:
     def _program(self, region: Region, program: WrittenProgram, function: str) -> None:
         self.regions.append(program.spec)
         if self.profile:
-            self.profiled[function] = f"max_backend::{function}"
+            self.profiled[function] = f"program{len(self.regions) - 1}"
         text = ", ".join([*(self._name(p.node) for p in region.inputs), *map(self._expr, program.symbols)])
         for port in region.outputs:
             self.names[port.node] = f"v{len(self.names)}"
@@ -297,7 +297,7 @@ class _Writer:
     def _torch(self, node: fx.Node) -> None:
         function = self._global("op", as_run_by_torch(node.target))
         if self.profile:
-            self.profiled[function] = f"max_backend::torch::{node.target}"
+            self.profiled[function] = f"torch {node.target}"
         args = [self._argument(a) for a in node.args] + [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
         self.names[node] = f"v{len(self.names)}"
         self._emit(f"{self.names[node]} = {function}({', '.join(args)})")

@@ -123,7 +123,10 @@ class ExpressionWriter:
         values = [self._scalar(a) for a in x.args]
         lanes = max(n for _, n in values)
         args = ", ".join(self._widened(v, lanes) for v in values)
-        return self._new("v", f"{_spelled(x)}({args})", lanes)
+        return self._new("v", f"{self._spelled(x)}({args})", lanes)
+
+    def _spelled(self, x: Op) -> str:
+        return _spelled(x)
 
     def _widened(self, value: Value, lanes: int) -> str:
         text, have = value
@@ -155,10 +158,15 @@ class ExpressionWriter:
             where = f"{pointer}, {self._index(address)}, {self.masked}"
             return self._new("x", f"load_masked[{self.lanes}]({where}, {other})", self.lanes)
         if step == 1:
-            return self._new("x", f"load[{self.lanes}]({pointer}, {self._index(address)})", self.lanes)
+            load = self._whole("load", address)
+            return self._new("x", f"{load}[{self.lanes}]({pointer}, {self._index(address)})", self.lanes)
         masked = ("_masked", f", {self.masked}") if self.masked else ("", "")
         text = f"load_strided{masked[0]}[{self.lanes}]({pointer}, {self._index(address)}, {step}{masked[1]})"
         return self._new("x", text, self.lanes)
+
+    def _whole(self, access: str, address: Index) -> str:
+        """What loads or stores a whole vector of neighbours."""
+        return access
 
     # -- conditions ------------------------------------------------------------------------------------------
     def _guarded(self, x: Guarded) -> Value:

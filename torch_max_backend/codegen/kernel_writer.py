@@ -25,9 +25,10 @@ class KernelWriter(AccumulatorWriter):
     Where work is shared in another way, a class of this one says how:
 
     - ``_outer``: who runs which iterations of the outer loops;
-    - ``_begin`` and ``_stride``: which elements of a stage's loop a thread runs;
+    - ``_lanes_of``, ``_begin`` and ``_stride``: which elements of a stage's loop a thread runs;
     - ``_gathered``: how the accumulators of those who share a reduction become one;
-    - ``_between``: what stands between two stages.
+    - ``_enter``: what stands before a stage;
+    - ``_write``: who writes a result.
     """
 
     def __init__(self, nest: Nest, slots: Mapping[str, Slot]) -> None:
@@ -66,6 +67,14 @@ class KernelWriter(AccumulatorWriter):
             self._line("part += 1")
             self._iteration()
 
+    def _lanes_of(self, v: Var) -> int:
+        """The lanes of vectors along ``v``."""
+        return lanes_of(v)
+
+    def _can_be_masked(self, v: Var, *stages: StageNest) -> bool:
+        """Whether what is left of a loop over ``v`` may run as one vector of which some lanes do not count."""
+        return _can_be_masked(v, *stages)
+
     def _begin(self, v: Var, lanes: int) -> str:
         """Where a thread begins with a stage's loop over ``v``, which runs in vectors of so many lanes."""
         return "0"
@@ -78,15 +87,19 @@ class KernelWriter(AccumulatorWriter):
         """The accumulator of a reduction over all its elements, from a thread's own one."""
         return own
 
-    def _between(self, before: StageNest, after: StageNest) -> None:
-        """What stands between two stages: nothing, where whoever reads an element has written it."""
+    def _enter(self, k: int) -> None:
+        """What stands before the stage of number ``k``: nothing, where whoever reads an element has written it."""
+
+    def _divided(self, sign: str, dividend: str, divisor: str) -> str:
+        """The quotient or remainder that gives an outer index."""
+        return f"{dividend} {sign} {divisor}"
 
     # -- the outer loops -------------------------------------------------------------------------------------
     def _sizes(self) -> list[str]:
         """How many iterations each of the outer loops has."""
         sizes = []
         for v in self.nest.outer:
-            size, lanes = self._index(Index.of(v.size)), lanes_of(v)
+            size, lanes = self._index(Index.of(v.size)), self._lanes_of(v)
             sizes.append(f"(({size} + {lanes - 1}) // {lanes})" if v == self.nest.vector else _factor(size))
         return sizes
 
@@ -96,10 +109,10 @@ class KernelWriter(AccumulatorWriter):
         outer, rest = self.nest.outer, part
         for k in range(len(outer) - 1, -1, -1):
             v, name = outer[k], self._named(outer[k])
-            value = rest if k == 0 else f"{rest} % {sizes[k]}"
-            self._line(f"var {name}: Int = {value}{f' * {lanes_of(v)}' if v == self.nest.vector else ''}")
+            value = rest if k == 0 else self._divided("%", rest, sizes[k])
+            self._line(f"var {name}: Int = {value}{f' * {self._lanes_of(v)}' if v == self.nest.vector else ''}")
             if k:
-                self._line(f"var rest{k}: Int = {rest} // {sizes[k]}")
+                self._line(f"var rest{k}: Int = {self._divided('//', rest, sizes[k])}")
                 rest = f"rest{k}"
             self.place[v] = name
         yield
@@ -112,7 +125,7 @@ class KernelWriter(AccumulatorWriter):
         if v is None:
             self._stages()
             return
-        size, start, lanes = self._index(Index.of(v.size)), self.place[v], lanes_of(v)
+        size, start, lanes = self._index(Index.of(v.size)), self.place[v], self._lanes_of(v)
         if _divides(v, lanes):
             with self._along(v):
                 self._stages()
@@ -120,7 +133,7 @@ class KernelWriter(AccumulatorWriter):
         with self._block(f"if {start} + {lanes} <= {size}:"), self._along(v):
             self._stages()
         with self._block("else:"):
-            if _can_be_masked(v, *self.nest.stages):
+            if self._can_be_masked(v, *self.nest.stages):
                 count, _ = self._new("count", f"{size} - {start}", 1)
                 with self._along(v, count):
                     self._stages()
@@ -132,8 +145,7 @@ class KernelWriter(AccumulatorWriter):
     def _stages(self) -> None:
         self.registers = {}
         for k, stage in enumerate(self.nest.stages):
-            if k:
-                self._between(self.nest.stages[k - 1], stage)
+            self._enter(k)
             self.reducing = stage.reduced
             self._hoist(stage)
             if any(isinstance(s.how, Scan) for s in stage.statements):
@@ -148,13 +160,13 @@ class KernelWriter(AccumulatorWriter):
         """A variable of the kernel for a loop of a stage, at its begin."""
         self.count += 1
         name = f"{self._named(v)}_{self.count}"
-        self._line(f"var {name}: Int = {self._begin(v, lanes_of(v) if v == stage.vector else 1)}")
+        self._line(f"var {name}: Int = {self._begin(v, self._lanes_of(v) if v == stage.vector else 1)}")
         return name
 
     @contextmanager
     def _along(self, v: Var, count: str = "") -> Iterator[None]:
         """Compute in vectors along ``v``; with a ``count``, only so many lanes are read and written."""
-        self.vector, self.lanes, self.masked = v, lanes_of(v), count
+        self.vector, self.lanes, self.masked = v, self._lanes_of(v), count
         yield
         self.vector, self.lanes, self.masked = None, 1, ""
 
@@ -170,7 +182,7 @@ class KernelWriter(AccumulatorWriter):
     @contextmanager
     def _vectors(self, v: Var, name: str, end: str) -> Iterator[None]:
         """A loop over whole vectors."""
-        lanes = lanes_of(v)
+        lanes = self._lanes_of(v)
         with self._loop(v, name, end, lanes, self._stride(v, lanes)), self._along(v):
             yield
 
@@ -201,14 +213,14 @@ class KernelWriter(AccumulatorWriter):
         v = stage.free[k]
         end, name = self._index(Index.of(v.size)), self._counter(stage, v)
         if v == stage.vector:
-            lanes = lanes_of(v)
+            lanes = self._lanes_of(v)
             if _fits(v, lanes):
                 with self._vectors(v, name, end):
                     self._hoist(stage)
                     self._free(stage, k + 1)
             if _divides(v, lanes):
                 return
-            if _can_be_masked(v, stage):
+            if self._can_be_masked(v, stage):
                 with self._rest(v, name, end):
                     self._hoist(stage)
                     self._free(stage, k + 1)
@@ -224,10 +236,10 @@ class KernelWriter(AccumulatorWriter):
         wide: list[Accumulators] = []
         narrow: Accumulators = {}
         if along is not None:
-            lanes = lanes_of(along)
+            lanes = self._lanes_of(along)
             many = _is_short(stage) and _fits(along, self._stride(along, lanes) * UNROLLED)
             wide = [self._accumulators(stage, lanes) for _ in range(UNROLLED if many else 1)]
-        if along is None or not (_divides(along, lanes_of(along)) or _can_be_masked(along, stage)):
+        if along is None or not (_divides(along, self._lanes_of(along)) or self._can_be_masked(along, stage)):
             narrow = self._accumulators(stage, self.lanes)
         r = Reduction(stage, along, wide, narrow, self._totals(stage, wide or [narrow]))
         self._reduced(r, 0)
@@ -245,7 +257,7 @@ class KernelWriter(AccumulatorWriter):
         if not r.totals or k + 1 < len(r.stage.reduced):
             self._reduced_loop(r, k, name, end)
             return
-        each = self._stride(v, lanes_of(v)) * len(r.wide) if v == r.along else self._stride(v, 1)
+        each = self._stride(v, self._lanes_of(v)) * len(r.wide) if v == r.along else self._stride(v, 1)
         if isinstance(v.size, int) and v.size <= CHAIN * each:
             self._reduced_loop(r, k, name, end)
             self._flush(r)
@@ -259,7 +271,7 @@ class KernelWriter(AccumulatorWriter):
     def _reduced_loop(self, r: Reduction, k: int, name: str, end: str) -> None:
         v = r.stage.reduced[k]
         if v == r.along:
-            lanes, copies = lanes_of(v), len(r.wide)
+            lanes, copies = self._lanes_of(v), len(r.wide)
             stride = self._stride(v, lanes)
             if copies > 1:
                 with self._block(f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"):
@@ -274,7 +286,7 @@ class KernelWriter(AccumulatorWriter):
                     self._body(r.stage, r.wide[0])
             if _divides(v, lanes):
                 return
-            if _can_be_masked(v, r.stage):
+            if self._can_be_masked(v, r.stage):
                 with self._rest(v, name, end):
                     self._body(r.stage, r.wide[0])
                 return
@@ -302,8 +314,12 @@ class KernelWriter(AccumulatorWriter):
         if not value.isidentifier():
             value, lanes = self._new("v", value, lanes)
         self.registers[s.name] = (value, lanes)
-        if s.address is None:
-            return
+        if s.address is not None:
+            self._write(s, value, lanes)
+
+    def _write(self, s: Statement, value: str, lanes: int) -> None:
+        """Write a result to memory."""
+        assert s.address is not None
         step = self._step(s.address)
         if step == 0 or self.lanes == 1:
             self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, {value})")
@@ -318,7 +334,8 @@ class KernelWriter(AccumulatorWriter):
             where = f"{self.pointers[s.name]}, {self._index(s.address)}"
             self._line(f"store_masked({where}, {self.masked}, {wide})")
         elif step == 1:
-            self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, {wide})")
+            store = self._whole("store", s.address)
+            self._line(f"{store}({self.pointers[s.name]}, {self._index(s.address)}, {wide})")
         else:
             masked = ("_masked", f"{self.masked}, ") if self.masked else ("", "")
             self._line(f"store_strided{masked[0]}({apart}, {self._index(s.address)}, {step}, {masked[1]}{wide})")

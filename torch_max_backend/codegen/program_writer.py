@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torch_max_backend.base.errors import Unsupported
+from torch_max_backend.base.index_sites import Site
+from torch_max_backend.codegen.grid_source import GridSource
 from torch_max_backend.codegen.kernel_writer import KernelWriter
+from torch_max_backend.codegen.memory_traffic import bytes_of
 from torch_max_backend.codegen.source import ERRORS, Extent, Slot, Source, touched
-from torch_max_backend.loops.expr import Load, loads, walk
+from torch_max_backend.loops.expr import Checked, Load, loads, walk
 from torch_max_backend.loops.index import Atom, Div, Index, Least, Mod, Product, Sym, greatest, product
 from torch_max_backend.loops.program import Call, Ref
 from torch_max_backend.partition.region import Region
-from torch_max_backend.runtime.program import ProgramSpec, SegmentSpec
+from torch_max_backend.runtime.grid_program import ALIGNMENT as GRID_ALIGNMENT
+from torch_max_backend.runtime.grid_program import GridSegmentSpec
+from torch_max_backend.runtime.program import SEGMENT, ProgramSpec, SegmentSpec
+from torch_max_backend.schedule.grid import GridNest
 from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.plan import Schedule
 
@@ -24,6 +31,10 @@ ALIGNMENT = 64
 """Bytes: a line of memory, and a vector."""
 WORTH_A_TEAM = 60_000
 """Simple operations on one element that are worth waking threads for: some microseconds of one thread."""
+
+
+MOST_OPS = 6
+"""Names of ops in the name of a profiler range."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +47,38 @@ class WrittenProgram:
     spec: ProgramSpec
     source: str
     symbols: tuple[Any, ...] = ()
+    threads: Mapping[str, int] | None = None
+    """For a GPU, the threads of a block by kernel."""
 
 
-def write_program(region: Region, plan: Schedule, checked: Sequence[bool]) -> WrittenProgram:
+def write_program(
+    region: Region,
+    plan: Schedule,
+    checked: Sequence[bool],
+    gpu: int | None = None,
+    check_indices: bool = True,
+    profiled: bool = False,
+) -> WrittenProgram:
     """The program of a region by its schedule.
 
     Args:
         checked: For each input, whether its strides may differ from the traced ones when the program is called.
+        gpu: The index of the GPU that it runs on, by a schedule for one; none for a CPU.
+        check_indices: Whether a GPU reports an index that is out of range. A CPU always does.
+        profiled: Whether every kernel is a segment of its own, and a profiler range is around each and around each
+            library call.
+
+    Raises:
+        Unsupported: A GPU could not say what is wrong with an index.
     """
-    return _Writer(region, plan, checked).write()
+    if gpu is None:
+        return _Writer(region, plan, checked, profiled).write()
+    return _GridWriter(region, plan, checked, profiled, gpu, check_indices).write()
 
 
 class _Writer:
-    def __init__(self, region: Region, plan: Schedule, checked: Sequence[bool]) -> None:
+    def __init__(self, region: Region, plan: Schedule, checked: Sequence[bool], profiled: bool) -> None:
+        self.profiled = profiled
         self.in_place = _stored_in_place(plan)
         steps = [s for s in plan.steps if isinstance(s, Call) or not _copies_onto_itself(s, self.in_place)]
         self.region, self.plan, self.checked = region, dataclasses.replace(plan, steps=steps), checked
@@ -60,7 +90,7 @@ class _Writer:
                 self.dtypes |= {r.name: r.dtype for r in step.results if r}
         self.values: dict[str, Any] = {}
         self.lines: list[str] = []
-        self.segments: list[SegmentSpec] = []
+        self.segments: list[SegmentSpec | GridSegmentSpec] = []
         self.source = Source(KernelWriter)
         self.outputs = {name: k for k, (name, _) in enumerate(plan.program.outputs)}
         self.as_tensors = self._needed_as_tensors()
@@ -184,7 +214,7 @@ class _Writer:
         for k, step in enumerate(self.plan.steps):
             if isinstance(step, Nest):
                 run.append(step)
-                if isinstance(next(iter(self.plan.steps[k + 1 :]), None), Nest):
+                if not self.profiled and isinstance(next(iter(self.plan.steps[k + 1 :]), None), Nest):
                     continue
                 self._segment(run, k)
                 run = []
@@ -198,20 +228,26 @@ class _Writer:
                 self.lines.append(f"{target}.copy_({source}{view})")
         results = [name for name, _ in self.plan.program.outputs]
         self.lines.append(f"return ({', '.join(results)}{',' if results else ''})")
-        if ERRORS in self.dtypes:
-            self.values["sites"] = tuple(self.plan.program.sites)
-            self.lines.insert(0, f"{ERRORS} = two_words()")
         if self.block != 0:
             self.lines.insert(0, f"block = block_of({self._number(self.block)})")
             self.lines.insert(1, "base = block.data_ptr()")
+        self._begin(names)
         body = "\n".join(f"    {line}" for line in [*self.head, *self.lines])
         symbols = {s: expr for s, expr in self.plan.program.symbols.items() if s in self.used}
         text = f"def run({', '.join([*names, *map(str, symbols)])}):\n{body}\n"
-        source = self.source.text()
-        spec = ProgramSpec(
-            text, self.values, tuple(self.segments), self.source.kernels, self.launches, tuple(self.calls), self.moved
+        return self._written(text, tuple(symbols.values()))
+
+    def _begin(self, names: list[str]) -> None:
+        """What stands before everything else."""
+        if ERRORS in self.dtypes:
+            self.values["sites"] = tuple(self.plan.program.sites)
+            self.lines.insert(0, f"{ERRORS} = two_words()")
+
+    def _written(self, text: str, symbols: tuple[Any, ...]) -> WrittenProgram:
+        counts = self.source.kernels, self.launches, tuple(self.calls), self.moved
+        return WrittenProgram(
+            ProgramSpec(text, self.values, tuple(self.segments), *counts), self.source.text(), symbols
         )
-        return WrittenProgram(spec, source, tuple(symbols.values()))
 
     def _allocate(self, name: str) -> None:
         d = self.definitions[name]
@@ -246,36 +282,67 @@ class _Writer:
         if ERRORS in used:
             self.dtypes[ERRORS] = torch.int64
         slots = {n: Slot(i, self.dtypes[n]) for i, n in enumerate(used)}
-        number, given = self.source.add_segment(nests, slots, memory)
-        work = sum((nest.work for nest in nests), Index.of(0))
-        parallel = work.bounds[0] > WORTH_A_TEAM
-        sized = not parallel and work.bounds[1] > WORTH_A_TEAM
-        self.segments.append(SegmentSpec(len(used) + len(given), parallel, sized))
         self.launches += len(nests)
-        words = []
-        for name in used:
-            kind, start, _ = memory[name]
-            if name == ERRORS:
-                words.append(f"address_of({ERRORS})")
-                continue
-            words.append(f"base + {self._number(start)}" if kind == "block" else f"{kind}.data_ptr()")
-            self.moved += self._moved(name)
-        table = f"table{number}({', '.join([*words, *map(self._number, given)])})"
-        if sized:
-            enough = f"{self._number(work)} > {WORTH_A_TEAM}"
-            self.lines.append(f"if {enough}: parallel(team{number}, {table}, threads(), 0)")
-            self.lines.append(f"else: segment{number}({table})")
-        elif parallel:
-            self.lines.append(f"parallel(segment{number}, {table}, threads(), 0)")
-        else:
-            self.lines.append(f"segment{number}({table})")
+        self._launch(nests, slots, memory)
         for name in used:
             if name in self.reused and name not in self.alive:
                 self.lines.append(f"{name} = {self._root(name)}")
                 self.alive.add(name)
         if ERRORS in used:
-            sizes = "".join(f", {s}={s}" for s in self._in_messages())
-            self.lines.append(f"if {ERRORS}[0]: raise outside(sites[{ERRORS}[0] - 1], {ERRORS}[1]{sizes})")
+            self._check()
+
+    def _launch(self, nests: list[Nest], slots: dict[str, Slot], memory: dict[str, Extent]) -> None:
+        """Run nests on the calling thread or on a team."""
+        number, given = self.source.add_segment(nests, slots, memory)
+        work = sum((nest.work for nest in nests), Index.of(0))
+        parallel = work.bounds[0] > WORTH_A_TEAM
+        sized = not parallel and work.bounds[1] > WORTH_A_TEAM
+        self.segments.append(SegmentSpec(len(slots) + len(given), parallel, sized))
+        table = f"table{number}({', '.join([*self._addresses(slots, memory), *map(self._number, given)])})"
+        if sized:
+            enough = f"{self._number(work)} > {WORTH_A_TEAM}"
+            call = [f"if {enough}: parallel(team{number}, {table}, threads(), 0)", f"else: segment{number}({table})"]
+        else:
+            call = [f"parallel(segment{number}, {table}, threads(), 0)" if parallel else f"segment{number}({table})"]
+        self._ranged(call, lambda: f"{self._kernel(number)} {_ops(nests)}".strip(), self._traffic(nests))
+
+    def _traffic(self, nests: Sequence[Nest]) -> Index:
+        """The bytes that nests read and write, which the report counts."""
+        moved = sum((bytes_of(nest, self.plan.layouts, self.dtypes) for nest in nests), Index.of(0))
+        self.moved += moved.typical
+        return moved
+
+    def _addresses(self, slots: dict[str, Slot], memory: dict[str, Extent]) -> list[str]:
+        """The addresses of tensors, in the order of their slots."""
+        words = []
+        for name in slots:
+            kind, start, _ = memory[name]
+            if name == ERRORS:
+                words.append(self._errors())
+                continue
+            words.append(f"base + {self._number(start)}" if kind == "block" else f"{kind}.data_ptr()")
+        return words
+
+    def _errors(self) -> str:
+        return f"address_of({ERRORS})"
+
+    def _check(self) -> None:
+        """Raise for an index that kernels have noted."""
+        sizes = "".join(f", {s}={s}" for s in self._in_messages())
+        self.lines.append(f"if {ERRORS}[0]: raise outside(sites[{ERRORS}[0] - 1], {ERRORS}[1]{sizes})")
+
+    def _ranged(self, call: list[str], name: Callable[[], str], moved: Index | None = None) -> None:
+        """Emit a call, in a profiler range of that name if ranges are wanted."""
+        if self.profiled:
+            size = "" if moved is None else f", {self._number(moved)}"
+            self.lines.append(f"with profiler_range({name()!r}{size}):")
+            call = [f"    {line}" for line in call]
+        self.lines += call
+
+    def _kernel(self, segment: int) -> str:
+        """The name of the kernel that a segment of one kernel calls."""
+        _, _, body = self.source.text().rpartition(f"def {SEGMENT}{segment}(")
+        return re.findall(r"\bkernel\d+\b", body)[0]
 
     def _in_messages(self) -> list[Sym]:
         """The symbols that messages about indices may show."""
@@ -283,13 +350,6 @@ class _Writer:
         found = [s for s in self.plan.program.symbols if s.name in words]
         self.used.update(found)
         return found
-
-    def _moved(self, name: str) -> int:
-        layout = self.plan.layouts[name]
-        elements = 1
-        for size, stride in zip(layout.sizes, layout.strides, strict=True):
-            elements *= 1 if stride == 0 else size.typical
-        return elements * torch.empty((), dtype=self.dtypes[name]).element_size()
 
     def _memory(self, name: str) -> Extent:
         """Where a tensor lies: a Python name for a tensor by itself, or bytes of the "block"."""
@@ -310,7 +370,8 @@ class _Writer:
         results = [r.name if r else "_" for r in call.results]
         returns = call.target._schema.returns
         many = len(returns) > 1 or isinstance(returns[0].type, torch.ListType)
-        self.lines.append(f"{', '.join(results)}{' ' if not many else ', '}= {function}({', '.join(args)})")
+        text = f"{', '.join(results)}{' ' if not many else ', '}= {function}({', '.join(args)})"
+        self._ranged([text], lambda: f"{call.library} {call.target}")
         for r in call.results:
             if r is not None and r.sizes and r.name in self.last | self.outputs:
                 size, stride = self._tuple(r.sizes), self._tuple(r.strides)
@@ -344,6 +405,73 @@ class _Writer:
         dead = sorted(n for n in self.alive - leaving if self.last.get(n, -1) <= k)
         self.lines += [f"del {n}" for n in dead]
         self.alive -= {*dead}
+
+
+class _GridWriter(_Writer):
+    """Programs on a GPU: kernels are launched on torch's current stream."""
+
+    def __init__(
+        self, region: Region, plan: Schedule, checked: Sequence[bool], profiled: bool, gpu: int, check_indices: bool
+    ) -> None:
+        super().__init__(region, plan, checked, profiled)
+        self.gpu, self.grid, self.check_indices = gpu, GridSource(), check_indices
+
+    def _begin(self, names: list[str]) -> None:
+        symbols = [s for s in self.plan.program.symbols if s in self.used]
+        args = f"({''.join(f'{x}, ' for x in [*names, *map(str, symbols)])})"
+        first = [f"if current() != {self.gpu}: return on_device({self.gpu}, run, {args})"]
+        pointers = " | ".join(f"{x}.data_ptr()" for x in names)
+        if pointers:
+            stored = [names.index(target) for target, _ in self.plan.program.stores]
+            first.append(f"if ({pointers}) & {GRID_ALIGNMENT - 1}: return realigned(run, {args}, {tuple(stored)})")
+        self.head[:0] = first
+
+    def _launch(self, nests: list[Nest], slots: dict[str, Slot], memory: dict[str, Extent]) -> None:
+        assert all(isinstance(n, GridNest) for n in nests)
+        launches, given = self.grid.add_segment(nests, slots)  # type: ignore[arg-type]
+        number = len(self.segments)
+        self.segments.append(GridSegmentSpec(len(slots) + len(given), launches))
+        words = [*self._addresses(slots, memory), *map(self._number, given)]
+        self.lines.append(f"words = table{number}({', '.join(words)})")
+        call = [f"segment{number}(address_of(words), stream({self.gpu}))"]
+        self._ranged(call, lambda: f"{launches[0].kernel} {_ops(nests)}".strip(), self._traffic(nests))
+
+    def _errors(self) -> str:
+        return f"{ERRORS}.data_ptr()" if self.check_indices else "0"
+
+    def _check(self) -> None:
+        """Nothing: the call path looks at what kernels report."""
+
+    def _written(self, text: str, symbols: tuple[Any, ...]) -> WrittenProgram:
+        counts = self.grid.kernels, self.launches, tuple(self.calls), self.moved
+        sites = self._sites() if self.check_indices and ERRORS in self.dtypes else ()
+        spec = ProgramSpec(text, self.values, tuple(self.segments), *counts, gpus=(self.gpu,), sites=sites)
+        return WrittenProgram(spec, self.grid.text(), symbols, self.grid.threads)
+
+    def _sites(self) -> tuple[Site, ...]:
+        """The program's sites for the words that a GPU reports: an index and the number of elements.
+
+        Raises:
+            Unsupported: A message has another symbolic size.
+        """
+        statements = (s for n in self.plan.steps if isinstance(n, Nest) for stage in n.stages for s in stage.statements)
+        checks = {x for s in statements for x in walk(*s.expressions) if isinstance(x, Checked)}
+        sites = list(self.plan.program.sites)
+        for x in checks:
+            message = sites[x.site].message.replace(f"{{{x.size}}}", "{size}")
+            if others := set(re.findall(r"\{([^{}]*)\}", message)) - {"index", "size"}:
+                raise Unsupported(f"a GPU reports an index and a size, but not {', '.join(sorted(others))}")
+            sites[x.site] = dataclasses.replace(sites[x.site], message=message)
+        return tuple(sites)
+
+
+def _ops(nests: Sequence[Nest]) -> str:
+    """The names of the ops that kernels compute, without namespace and overload: ``mul,softmax``."""
+    names: dict[str, None] = {}
+    for s in (s for nest in nests for stage in nest.stages for s in stage.statements):
+        for line in reversed(s.where.splitlines()):  # what became part of it comes before it
+            names[line.split(" at ")[0].split(".")[1].strip("_")] = None
+    return ",".join([*names][:MOST_OPS]) + (",…" if len(names) > MOST_OPS else "")
 
 
 def _stored_in_place(plan: Schedule) -> dict[str, str]:

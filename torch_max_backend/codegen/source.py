@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -34,6 +34,7 @@ Extent = tuple[Any, Index, Index]
 """Whose memory something is in, and its first and one-past-last byte there."""
 
 
+@runtime_checkable
 class Writer(Protocol):
     """What writes a kernel. ``text`` comes first: it finds what ``numbers`` the kernel takes."""
 
@@ -47,19 +48,46 @@ class Writer(Protocol):
         """Where the kernel comes from, as comments."""
 
 
-class Source:
-    """The Mojo source of a program: a kernel for each different nest, and a function for each segment."""
+class KernelTexts:
+    """The different kernels of a program, by their text."""
 
     def __init__(self, writer: Callable[[Nest, Mapping[str, Slot]], Writer]) -> None:
         self._writer = writer
         self._kernels: dict[str, str] = {}
         self._origins: dict[str, dict[str, None]] = {}
-        self._segments: list[str] = []
 
     @property
     def kernels(self) -> int:
         """How many different kernels there are."""
         return len(self._kernels)
+
+    def add(self, nest: Nest, slots: Mapping[str, Slot]) -> tuple[str, Writer]:
+        """The name of a nest's kernel, and what has written it."""
+        kernel = self._writer(nest, slots)
+        name = self._kernels.setdefault(kernel.text(), f"kernel{len(self._kernels)}")
+        self._origins.setdefault(name, {}).update(dict.fromkeys(kernel.origins()))
+        return name, kernel
+
+    def texts(self) -> list[str]:
+        """The kernels' functions, with where they come from as comments."""
+        parts = []
+        for text, name in self._kernels.items():
+            comments = "".join(f"# {where}\n" for where in list(self._origins[name])[:12])
+            parts.append(comments + text.replace("def KERNEL(", f"def {name}(", 1))
+        return parts
+
+
+class Source:
+    """The Mojo source of a program: a kernel for each different nest, and a function for each segment."""
+
+    def __init__(self, writer: Callable[[Nest, Mapping[str, Slot]], Writer]) -> None:
+        self._texts = KernelTexts(writer)
+        self._segments: list[str] = []
+
+    @property
+    def kernels(self) -> int:
+        """How many different kernels there are."""
+        return self._texts.kernels
 
     def add_segment(
         self, nests: Sequence[Nest], slots: Mapping[str, Slot], memory: Mapping[str, Extent]
@@ -74,10 +102,7 @@ class Source:
         since: list[tuple[str, bool]] = []
         numbers: dict[Index, int] = {}
         for nest in nests:
-            kernel = self._writer(nest, slots)
-            text = kernel.text()
-            name = self._kernels.setdefault(text, f"kernel{len(self._kernels)}")
-            self._origins.setdefault(name, {}).update(dict.fromkeys(kernel.origins()))
+            name, kernel = self._texts.add(nest, slots)
             touches = touched(nest)
             if any(_meet(memory[a], memory[b]) and (x or y) for a, x in since for b, y in touches):
                 lines.append("    barrier()")
@@ -95,11 +120,7 @@ class Source:
         """All of it; empty if there is no segment."""
         if not self._segments:
             return ""
-        parts = ["from kernel import *"]
-        for text, name in self._kernels.items():
-            comments = "".join(f"# {where}\n" for where in list(self._origins[name])[:12])
-            parts.append(comments + text.replace("def KERNEL(", f"def {name}(", 1))
-        return "\n\n\n".join([*parts, *self._segments])
+        return "\n\n\n".join(["from kernel import *", *self._texts.texts(), *self._segments])
 
 
 def _meet(a: Extent, b: Extent) -> bool:

@@ -5,41 +5,58 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.base.digests import cpu_target, digest, package_version
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.target import elsewhere
+from torch_max_backend.base.torch_logs import KERNELS, LOOPS, SCHEDULE, artifact
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.compile.cache.configured_store import store_for
+from torch_max_backend.compile.cuda_build import build_cubin, build_key, build_launcher, launcher_key
 from torch_max_backend.compile.mojo_build import build_shared_library, interface_digest
 from torch_max_backend.compile.scratch_folder import ScratchFolder
 from torch_max_backend.compile.stats import CompileStats
-from torch_max_backend.loops.from_region import NodesWithoutLoopsError, program_of
+from torch_max_backend.loops.from_region import NodesWithoutLoopsError, device_of, program_of
+from torch_max_backend.loops.libraries import PRODUCTS
+from torch_max_backend.loops.program import Call
+from torch_max_backend.loops.program import Program as LoopProgram
 from torch_max_backend.options import Options
 from torch_max_backend.partition.region import Region
+from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import LIBRARY, Library, load_library
-from torch_max_backend.schedule.plan import schedule
+from torch_max_backend.schedule.machine import CPU, GPU
+from torch_max_backend.schedule.plan import Schedule, schedule
 
 log = logging.getLogger("torch_max_backend")
 
 
 @dataclass(frozen=True)
 class Program:
-    """A region's program with its key in the store; ``key`` is empty if there is no kernel to compile."""
+    """A region's program with its key in the store; ``key`` is empty if there is no kernel to compile.
+
+    ``region`` is the region's position. Loops and schedule are for the log.
+    """
 
     written: WrittenProgram
     key: str
+    region: int
+    loops: LoopProgram
+    schedule: Schedule
+    arch: str = ""
+    """The architecture of the GPU that it runs on; empty for a CPU."""
 
 
 def runs_programs(options: Options) -> bool:
     """Whether regions may be programs: not where MAX's graph compiler is asked for, nor for a device elsewhere."""
-    return options.executor != "graph" and elsewhere() is None
+    machine = elsewhere()
+    return options.executor != "graph" and (machine is None or machine.api == "cuda")
 
 
 def programs_of(
@@ -62,9 +79,15 @@ def programs_of(
             continue
         try:
             with unset_fake_temporarily():  # rules compute with tensors of their own
+                device = device_of(region)
+                if device.type == "cpu" and elsewhere() is not None:
+                    continue
                 program = program_of(region)
-                plan = schedule(program)
-                written = write_program(region, plan, _checked(region))
+                if device.type == "cuda":
+                    _for_gpu(program, options)
+                gpu = (device.index or 0) if device.type == "cuda" else None
+                plan = schedule(program, CPU if gpu is None else GPU)
+                written = write_program(region, plan, _checked(region), gpu, options.check_indices, options.profile)
         except NodesWithoutLoopsError as limit:
             without_loops.update(limit.reasons)
             log.info("%d of the %d ops of a region are for MAX: %s", len(limit.reasons), region.compute_nodes, limit)
@@ -77,9 +100,31 @@ def programs_of(
                 raise
             log.warning("A region cannot be a program: %r. MAX compiles it instead.", error)
             continue
-        log.debug("loops of region %d:\n%s\nschedule:\n%s\nkernels:\n%s", k, program, plan, written.source)
-        found[k] = Program(written, _key(written.source) if written.source else "")
+        arch = "" if gpu is None else architecture(gpu)
+        found[k] = Program(written, _key(written.source, arch) if written.source else "", k, program, plan, arch)
     return found
+
+
+def _for_gpu(program: LoopProgram, options: Options) -> None:
+    """Raise ``Unsupported`` for what MAX's graph compiler is left on a GPU."""
+    if elsewhere() is None and torch.version.hip:
+        raise Unsupported("kernels are generated for NVIDIA GPUs")
+    if options.executor == "program":
+        return
+    if options.device_graphs:
+        raise Unsupported("device graphs are recorded of regions that MAX has compiled")
+    products = {str(s.target) for s in program.steps if isinstance(s, Call) and s.target in PRODUCTS}
+    if products:
+        raise Unsupported(f"on a GPU products are fused with what is around them: {', '.join(sorted(products))}")
+
+
+def architecture(gpu: int) -> str:
+    """What compilers call a GPU's architecture, as ``sm_90a``."""
+    machine = elsewhere()
+    if machine is not None:
+        return machine.arch
+    major, minor = torch.cuda.get_device_capability(gpu)
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def _checked(region: Region) -> list[bool]:
@@ -91,42 +136,82 @@ def _is_computed(node: fx.Node) -> bool:
     return node.op == "call_function" or str(node.target).startswith("tangents")
 
 
-def _key(source: str) -> str:
+def _key(source: str, arch: str) -> str:
     parts = [source, interface_digest(), package_version("mojo-compiler"), cpu_target(), package_version("torch")]
+    if arch:
+        parts = [source, build_key(arch)]
     return digest("\n".join(parts))
 
 
-def libraries_of(programs: Sequence[Program], options: Options, stats: CompileStats) -> list[Library | None]:
+def libraries_of(
+    programs: Sequence[Program], options: Options, stats: CompileStats
+) -> list[Library | GridLibrary | None]:
     """The libraries of programs, in order: from the store, or compiled now.
 
     Raises:
         CompileError: Mojo could not compile one.
     """
+    for program in programs:
+        _log(program)
     return [_library(p, options, stats) for p in programs]
 
 
-def _library(program: Program, options: Options, stats: CompileStats) -> Library | None:
+def _log(program: Program) -> None:
+    """What ``TORCH_LOGS`` may ask for. Not where programs are made: a graph may be cut again after that."""
+    k, written = program.region, program.written
+    artifact(LOOPS).debug("loops of region %d:\n%s", k, program.loops)
+    artifact(SCHEDULE).debug("schedule of region %d:\n%s", k, program.schedule)
+    artifact(KERNELS).debug("kernels of region %d:\n%s\n%s", k, written.source, written.spec.source)
+
+
+def _library(program: Program, options: Options, stats: CompileStats) -> Library | GridLibrary | None:
     if not program.key:
         return None
+    written = program.written
+    if not program.arch:
+        path, sha = _built(program.key, options, stats, lambda: _for_cpu(written.source), written.spec.kernels)
+        return load_library(path, sha)
+
+    def cubin() -> bytes:
+        return build_cubin(written.source, arch=program.arch, threads=written.threads)
+
+    path, sha = _built(program.key, options, stats, cubin, written.spec.kernels)
+    launcher = _launcher(options, stats)
+    return GridLibrary(path, sha, launcher, written.spec.gpus[0]) if elsewhere() is None else None
+
+
+def _for_cpu(source: str) -> bytes:
+    return build_shared_library(source, name="program", contract=False)
+
+
+def _launcher(options: Options, stats: CompileStats) -> Path:
+    """The library that launches kernels, which is the same for all programs."""
+    return _built(launcher_key(), options, stats, build_launcher, 0)[0]
+
+
+def _built(
+    key: str, options: Options, stats: CompileStats, build: Callable[[], bytes], kernels: int
+) -> tuple[Path, str]:
+    """The file of what ``build`` gives, and its digest: from the store, or made now."""
     store = store_for(options)
-    entry = store.get(program.key)
+    entry = store.get(key)
     if entry is not None:
-        stats.hits += 1
-        store.note_lookup(program.key, "hit")
-        return load_library(entry.blob, entry.sha)
-    with store.locked([program.key]):
-        entry = store.get(program.key)
+        stats.hits += bool(kernels)
+        store.note_lookup(key, "hit")
+        return entry.blob, entry.sha
+    with store.locked([key]):
+        entry = store.get(key)
         if entry is None:
             start = time.perf_counter()
-            built = build_shared_library(program.written.source, name="program", contract=False)
+            built = build()
             seconds = time.perf_counter() - start
             stats.compile_s += seconds
-            log.info("compiled %d kernels in %.2f s", program.written.spec.kernels, seconds)
-            store.put(built, {program.key: LIBRARY}, {program.key: {"source": digest(program.written.source)}})
-            entry = store.get(program.key)
+            log.info("compiled %d kernels in %.2f s", kernels, seconds)
+            store.put(built, {key: LIBRARY}, {key: {"key": key}})
+            entry = store.get(key)
             if entry is None:  # the store could not be written
-                return load_library(_unsaved(program.key, built), program.key)
-        return load_library(entry.blob, entry.sha)
+                return _unsaved(key, built), key
+        return entry.blob, entry.sha
 
 
 @functools.cache

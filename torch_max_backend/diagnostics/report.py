@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass
 
 from torch_max_backend.compile.stats import CompileStats
@@ -15,7 +16,8 @@ class ProgramReport:
     """A region that is a program: how many different kernels it has and how often they are launched in a call.
 
     ``library_calls`` names what libraries compute, in order ("ATen aten.mm.default"). ``bytes_moved`` counts what the
-    kernels of a call read and write, each tensor once for every run of kernels between two library calls.
+    kernels of a call read and write, each tensor once for every kernel, as far as its loops reach; symbolic sizes count
+    as the first call had them.
     """
 
     kernels: int
@@ -45,6 +47,31 @@ class GraphReport:
     warm: bool = False
     programs: tuple[ProgramReport, ...] = ()
 
+    @property
+    def kernels(self) -> int:
+        """Different kernels in the graph's programs."""
+        return sum(p.kernels for p in self.programs)
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches in a call."""
+        return sum(p.launches for p in self.programs)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that the kernels of a call read and write."""
+        return sum(p.bytes_moved for p in self.programs)
+
+    @property
+    def library_calls(self) -> dict[str, int]:
+        """How often a call of the graph calls a library, by name, the most frequent first."""
+        return dict(Counter(name for p in self.programs for name in p.library_calls).most_common())
+
+    @property
+    def island_ops(self) -> dict[str, int]:
+        """How many ops torch runs between the regions, by name, the most frequent first."""
+        return dict(Counter(island.op for island in self.islands).most_common())
+
     def warning(self) -> str:
         """What torch runs instead of MAX, and why; empty if there is nothing of that kind."""
         groups: dict[tuple[str, str], list[str]] = {}
@@ -67,22 +94,24 @@ class GraphReport:
         how = "not traced again" if self.warm else f"lowered in {s.lower_s:.2f} s, compiled in {s.compile_s:.1f} s"
         return (
             f"graph {self.compile_id} of {self.nodes} nodes: {self._parts()} with {self.max_nodes} nodes, "
-            f"{len(self.islands)} island op(s), {s.hits} from the cache, {how}"
+            f"{len(self.islands)} island op(s){_named(self.island_ops)}, {s.hits} from the cache, {how}"
         )
 
     def _parts(self) -> str:
         regions = self.stats.regions - len(self.programs)
         parts = [f"{regions} MAX region(s)"] if regions or not self.programs else []
         if self.programs:
-            launches = sum(p.launches for p in self.programs)
-            calls = sum(len(p.library_calls) for p in self.programs)
-            moved = sum(p.bytes_moved for p in self.programs) / 1e6
+            calls = self.library_calls
             parts.insert(
                 0,
-                f"{len(self.programs)} program(s) ({launches} kernel launches over {moved:.3g} MB, "
-                f"{calls} library calls)",
+                f"{len(self.programs)} program(s) ({self.kernels} kernels, {self.launches} launches over "
+                f"{self.bytes_moved / 1e6:.3g} MB, {sum(calls.values())} library calls{_named(calls)})",
             )
         return " and ".join(parts)
+
+
+def _named(counts: dict[str, int]) -> str:
+    return ": " + ", ".join(f"{count} x {name}" for name, count in counts.items()) if counts else ""
 
 
 _lock = threading.Lock()

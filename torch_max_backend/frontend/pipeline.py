@@ -42,6 +42,7 @@ from torch_max_backend.partition.classify import as_run_by_torch
 from torch_max_backend.partition.island import Island
 from torch_max_backend.partition.partitioner import Plan, partition
 from torch_max_backend.runtime.call_path import Artifact
+from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import Library
 
 log = logging.getLogger("torch_max_backend")
@@ -89,7 +90,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
                 cut.refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
     if plan.islands:
         warnings.warn(build.report(CompileStats(len(plan.regions))).warning(), stacklevel=2)
-    if compiled is not None:
+    if compiled is not None and elsewhere() is None:
         build.finish(*compiled)
     return build.graph
 
@@ -124,8 +125,9 @@ class _Cut:
         if self.no_programs or not runs_programs(self.options):
             return False
         values = (value_of(node), *map(value_of, node.all_input_nodes))
-        on_cpu = all(t.device.type in ("cpu", "meta") for v in values for t in tensors_of(v))
-        return on_cpu and (rule_of(node.target) is not None or bool(library_of(node.target)))
+        devices = {t.device.type for v in values for t in tensors_of(v)} - {"meta"}
+        on_one = len(devices) <= 1 and devices <= {"cpu", "cuda"}
+        return on_one and (rule_of(node.target) is not None or bool(library_of(node.target)))
 
 
 def _begin_backward(backward: fx.GraphModule | None, options: Options) -> None:
@@ -168,7 +170,7 @@ class _Build:
     programs: dict[int, Program] = field(default_factory=dict)
     unsaved: str = ""
     """Why other processes shall not take the graph from AOTAutograd's cache."""
-    libraries: dict[int, Library | None] = field(default_factory=dict)
+    libraries: dict[int, Library | GridLibrary | None] = field(default_factory=dict)
     program_stats: list[CompileStats] = field(default_factory=list)
 
     def compile_programs(self) -> None:

@@ -296,6 +296,8 @@ def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
         return constant(x.value, dtype)
     if isinstance(x, Op) and x.name == "round" and dtype is x.args[0].dtype:
         return x.args[0]  # the rounding between two ops is left out
+    if isinstance(x, Op) and x.name == "cast" and x.args[0].dtype is dtype is torch.bool:
+        return x.args[0]  # zero and one have come through
     return Op(name, (x,), dtype)
 
 

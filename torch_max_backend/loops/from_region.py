@@ -24,7 +24,7 @@ from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load, Scalar
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.libraries import library_of
+from torch_max_backend.loops.libraries import library_of, scans_on_a_gpu
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
@@ -38,6 +38,22 @@ class NodesWithoutLoopsError(Unsupported):
     def __init__(self, reasons: Mapping[fx.Node, str]) -> None:
         super().__init__("; ".join(dict.fromkeys(reasons.values())))
         self.reasons = dict(reasons)
+
+
+def device_of(region: Region) -> torch.device:
+    """The device of all tensors that enter or leave a region.
+
+    Raises:
+        Unsupported: They are on several, or on one that programs do not run on.
+    """
+    found = {port.value.device for port in (*region.inputs, *region.outputs)}
+    found = {torch.device("cuda", d.index or 0) if d.type == "cuda" else d for d in found}
+    if len(found) > 1:
+        raise Unsupported(f"a program runs on one device, not on {', '.join(sorted(map(str, found)))}")
+    device = found.pop() if found else torch.device("cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"programs run on a CPU or an NVIDIA GPU, not on {device}")
+    return device
 
 
 def program_of(region: Region) -> Program:
@@ -55,6 +71,7 @@ def program_of(region: Region) -> Program:
 class _FromRegion:
     def __init__(self, region: Region, builder: Builder) -> None:
         self.region, self.builder, self.symbols = region, builder, builder.symbols
+        self.device = device_of(region)
         self.env: dict[fx.Node, Any] = {}
         self.memory: dict[str, tuple[Shape, Shape]] = {}
         """Sizes and strides of what lies in memory, by name: inputs, results of library calls, what these read."""
@@ -65,8 +82,6 @@ class _FromRegion:
     def program(self) -> Program:
         program = self.builder.program
         for k, port in enumerate(self.region.inputs):
-            if port.value.device.type != "cpu":
-                raise Unsupported(f"programs run on a CPU, not on {port.value.device}")
             self.env[port.node] = self._input(f"x{k}", port.value)
         without_loops: dict[fx.Node, str] = {}
         for node in self.region.nodes:
@@ -168,9 +183,12 @@ class _FromRegion:
     def _apply(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: object) -> Any:
         for value in tensors_of(promise):
             _dtype(value)
-            if value.device.type not in ("cpu", "meta"):
-                raise Unsupported(f"programs run on a CPU, not on {value.device}")
+            if value.device not in (self.device, torch.device("meta")):
+                raise Unsupported(f"a program on {self.device} has no tensor on {value.device}")
         rule = rule_of(target)
+        first, dim = (*args, None, None)[:2]
+        if self.device.type != "cpu" and isinstance(first, Tensor) and scans_on_a_gpu(target, first.shape, dim):
+            return self._call(target, args, kwargs, promise)
         if rule is not None:
             self.builder.promise = promise
             with contextlib.suppress(LeftToLibrary):
@@ -286,7 +304,9 @@ class _FromRegion:
             results.append(found)
         refs = [image[k] if image is not None and k < 2 else as_ref(a) for k, a in enumerate(args)]
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
-        self.builder.program.steps.append(Call(library_of(target), target, *given, tuple(results), self.builder.where))
+        self.builder.program.steps.append(
+            Call(library_of(target) or "ATen", target, *given, tuple(results), self.builder.where)
+        )
         tensors = [named(r.name, r.sizes, r.dtype) if r else None for r in results]
         return tuple(tensors) if many else tensors[0]
 

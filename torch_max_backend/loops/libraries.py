@@ -10,8 +10,12 @@ What is listed here returns new tensors and writes into none of its arguments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch._ops import OpOverload
+
+from torch_max_backend.loops.index import Index, product
 
 aten = torch.ops.aten
 
@@ -33,6 +37,22 @@ _PRODUCTS = [
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 ]
 """On a CPU these are MKL's and oneDNN's."""
+
+_ATTENTION_ON_A_GPU = [
+    getattr(aten, name).default
+    for name in (
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_efficient_attention_backward",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
+        "_scaled_dot_product_fused_attention_overrideable",
+        "_scaled_dot_product_fused_attention_overrideable_backward",
+    )
+    if hasattr(aten, name)
+]
 
 _ORDER = [
     aten.sort.default,
@@ -129,7 +149,23 @@ OF_INTEGERS = [getattr(aten, name).default for name in _LEFT_BY_RULES.split()]
 OF_FLOAT64 = [aten._softmax.default, aten._log_softmax.default]
 """Rules compute these of other dtypes."""
 
-_ATEN = [*_PRODUCTS, *_ORDER, *_COUNTS, *_RAGGED, *_IMAGES, *_DISTANCES, *_FUNCTIONS, *OF_INTEGERS, *OF_FLOAT64]
+_ATEN = [
+    *_PRODUCTS,
+    *_ATTENTION_ON_A_GPU,
+    *_ORDER,
+    *_COUNTS,
+    *_RAGGED,
+    *_IMAGES,
+    *_DISTANCES,
+    *_FUNCTIONS,
+    *OF_INTEGERS,
+    *OF_FLOAT64,
+]
+
+PRODUCTS = frozenset([*_PRODUCTS, *_ATTENTION_ON_A_GPU])
+PREFIXES = frozenset(getattr(aten, name).default for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"))
+LONGEST_PREFIX, FEWEST_ROWS = 1 << 13, 256
+"""On a GPU these are ATen's where rows are longer or fewer than that: many blocks share a row there."""
 
 LIBRARY: dict[object, str] = dict.fromkeys(_ATEN, "ATen")
 """The library that computes an op, by overload. It computes what no loop rule does, or what a rule leaves to it."""
@@ -139,6 +175,14 @@ _OTHERS = {
     "transformers.grouped_mm_fallback_backward.default": "transformers",
 }
 """Ops of libraries that are imported later or never, by name."""
+
+
+def scans_on_a_gpu(target: object, shape: Sequence[Index], dim: object) -> bool:
+    """Whether a library computes prefixes on a GPU, of a tensor of this shape along ``dim``."""
+    if target not in PREFIXES or not shape or not isinstance(dim, int):
+        return False
+    rows = product(n for k, n in enumerate(shape) if k != dim % len(shape))
+    return shape[dim].typical > LONGEST_PREFIX or rows.typical < FEWEST_ROWS
 
 
 def library_of(target: object) -> str:

@@ -62,7 +62,7 @@ class Scatter:
 class Definition:
     """A tensor: for every value of ``variables``, the scalar ``body``, reduced, scanned or scattered into by ``how``.
 
-    ``where`` is the op and the user's line that it comes from.
+    ``where`` is the op and the user's line that it comes from, and behind that a line for each that became part of it.
     """
 
     name: str

@@ -12,11 +12,13 @@ from typing import Any, cast
 
 import torch
 
+from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.index_reports import raise_reported
+from torch_max_backend.runtime.profiler_ranges import profiler_range
 from torch_max_backend.runtime.program import Library, ProgramSpec
 from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec
 
-Artifact = Model | Library | None
+Artifact = Model | Library | GridLibrary | None
 """What a region needs to run: a model, or a program's library of kernels if it has any."""
 
 
@@ -29,7 +31,7 @@ class CallSpec:
     """The text of a graph's call path and what its names mean.
 
     ``regions`` are ``region0``, ``region1``, … of the text, ``values`` its torch ops and constants by name.
-    ``profiled`` gives the names that get a profiler range, and the range's label. ``static`` are the positions of
+    ``profiled`` gives the names that get a profiler range, and the range's name. ``static`` are the positions of
     arguments whose memory stays from call to call, ``varying`` of those with a symbol in their shape or value,
     ``written`` of those that are written in place. ``saved`` are the positions of results that are kept for a backward,
     and that nobody writes to. ``plain`` are the numbers of arguments and results where every argument is only read and
@@ -124,13 +126,13 @@ def view_of(base: torch.Tensor, size: Sequence[int], stride: Sequence[int], shif
 def bound(spec: RegionSpec | ProgramSpec, artifact: Artifact) -> Callable[..., Any]:
     """A region as a function of its inputs, on its model or library."""
     if isinstance(spec, ProgramSpec):
-        return spec.bind(cast(Library | None, artifact))
+        return spec.bind(cast(Library | GridLibrary | None, artifact))
     return RegionCall(spec, cast(Model, artifact))
 
 
 def _profiled(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.profiler.record_function(name):
+        with profiler_range(name):
             return function(*args, **kwargs)
 
     return call

@@ -1,8 +1,9 @@
 """Indices out of range that a GPU has found: how a kernel tells the host, and when the program is told.
 
 A kernel cannot raise. One that reads an index out of range moves it into range and fills a *record* in pinned memory,
-which the host reads without waiting for the GPU: see ``mojo_kernels/elementwise/index_checks.mojo``, which has the
-layout of what is shared. Every call path that uses a GPU looks at the record when it begins and when it ends.
+which the host reads without waiting for the GPU. MAX's kernels do so by ``mojo_kernels/elementwise/index_checks.mojo``,
+generated ones by ``codegen/kernel_interface/cuda/vectors/errors.mojo``; both have the layout of what is shared. Every
+call path that uses a GPU looks at the record when it begins and when it ends.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.base.errors import OutOfRangeError
 from torch_max_backend.base.index_sites import Site
@@ -32,6 +36,13 @@ def error_at(site: Site, index: int, size: int) -> OutOfRangeError:
     return OutOfRangeError("\n".join(text))
 
 
+@contextmanager
+def _plain_tensors() -> Iterator[None]:
+    """Tensors that are made inside have memory, also while torch traces, and belong to no inference."""
+    with torch.inference_mode(False), _disable_current_modes():
+        yield
+
+
 class DeviceReports:
     """The record of one device, and the reports that kernels are handed.
 
@@ -41,7 +52,7 @@ class DeviceReports:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        with torch.inference_mode(False):
+        with _plain_tensors():
             self._record = torch.zeros(WORDS, dtype=torch.int64, device="cpu", pin_memory=device.type != "cpu")
             self._lock = torch.zeros(1, dtype=torch.int64, device=device)
         self.words = (ctypes.c_int64 * WORDS).from_address(self._record.data_ptr())
@@ -58,7 +69,7 @@ class DeviceReports:
             return self._reports[sites]
 
     def _new_report(self, number: int) -> torch.Tensor:
-        with torch.inference_mode(False):
+        with _plain_tensors():
             report = torch.empty(4, dtype=torch.int64, device=self._device)
             words = [report.data_ptr(), number, self._lock.data_ptr(), self._record.data_ptr()]
             report.copy_(torch.tensor(words, dtype=torch.int64, device="cpu"))

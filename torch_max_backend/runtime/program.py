@@ -23,6 +23,8 @@ import torch
 
 from torch_max_backend.base.errors import ExecutionError, OutOfRangeError
 from torch_max_backend.base.index_sites import Site
+from torch_max_backend.runtime.grid_program import GridLibrary, GridSegmentSpec, grid_names
+from torch_max_backend.runtime.profiler_ranges import profiler_range
 
 SEGMENT = "segment"
 """Functions of a library are called this, with their number behind it."""
@@ -52,30 +54,32 @@ class ProgramSpec:
 
     source: str
     values: dict[str, Any]
-    segments: tuple[SegmentSpec, ...]
+    segments: tuple[SegmentSpec | GridSegmentSpec, ...]
     kernels: int = 0
     launches: int = 0
     library_calls: tuple[str, ...] = ()
     bytes_moved: int = 0
     gpus: tuple[int, ...] = field(default=())
+    sites: tuple[Site, ...] = ()
+    """Where kernels on a GPU check indices."""
 
-    def bind(self, library: Library | None) -> Callable[..., Any]:
+    def bind(self, library: Library | GridLibrary | None) -> Callable[..., Any]:
         """The program as a function of its inputs, which returns a tuple; one without segments has no library."""
         scope: dict[str, Any] = {
-            "empty": _empty,
-            "block_of": _block_of,
             "as_planned": as_planned,
-            "threads": torch.get_num_threads,
-            "parallel": team(),
-            "two_words": ctypes.c_int64 * 2,
             "address_of": ctypes.addressof,
-            "outside": _outside,
+            "profiler_range": profiler_range,
             **{f"{str(d).removeprefix('torch.')}": d for d in _DTYPES},
+            **(grid_names(self.gpus[0], self.sites) if self.gpus else _cpu_names()),
             **self.values,
         }
         for k, segment in enumerate(self.segments):
-            assert library is not None
             scope[f"table{k}"] = ctypes.c_int64 * segment.words
+            if isinstance(segment, GridSegmentSpec):
+                assert isinstance(library, GridLibrary)
+                scope[f"segment{k}"] = library.launches(segment.launches)
+                continue
+            assert isinstance(library, Library)
             scope[f"segment{k}"] = library.function(f"{SEGMENT}{k}", segment.parallel)
             if segment.sized:
                 scope[f"team{k}"] = library.function(f"{SEGMENT}{k}", True)
@@ -83,6 +87,18 @@ class ProgramSpec:
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
         exec(compile(self.source, name, "exec"), scope)  # the text is ours: names, numbers and calls
         return scope["run"]
+
+
+def _cpu_names() -> dict[str, Any]:
+    """What the text of a program on a CPU calls."""
+    return {
+        "empty": _empty,
+        "block_of": _block_of,
+        "threads": torch.get_num_threads,
+        "parallel": team(),
+        "two_words": ctypes.c_int64 * 2,
+        "outside": _outside,
+    }
 
 
 def _empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -12,15 +12,10 @@ from torch_max_backend.loops.program import Call, Definition, Program, Reduction
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.inline import renamed
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
+from torch_max_backend.schedule.machine import CPU, Machine
 
-ROW = 1 << 16
-"""Elements that one outer index of a fused kernel may touch, about what a second-level cache holds."""
 MOST, NEAR = 8, 8
 """Members of a kernel that others join for what they read, and kernels that are tried."""
-PARTS = 8
-"""Parts, at least, that threads share in a fused kernel with more than that."""
-LINE = 16
-"""Neighbours in memory that belong to one part, since they are read and written together."""
 
 
 @dataclass
@@ -31,7 +26,7 @@ class _Group:
     members: list[Definition] = field(default_factory=list)
 
 
-def fuse(program: Program, layouts: Mapping[str, Layout]) -> list[Kernel | Call]:
+def fuse(program: Program, layouts: Mapping[str, Layout], machine: Machine = CPU) -> list[Kernel | Call]:
     """Kernels and calls in running order.
 
     A definition joins the kernel of the latest thing that it reads, if it reads there only what has the same outer
@@ -51,9 +46,11 @@ def fuse(program: Program, layouts: Mapping[str, Layout]) -> list[Kernel | Call]
             continue
         group = steps[latest] if latest >= 0 else None
         beside = sorted({k for name in sources for k in readers[name] if k > latest}, reverse=True)[:NEAR]
-        if isinstance(group, _Group) and _join(group, step, layouts):
+        if isinstance(group, _Group) and _join(group, step, layouts, machine):
             place = latest
-        elif (found := next((k for k in beside if _join_beside(steps[k], step, layouts, written)), -1)) >= 0:
+        elif (found := next((k for k in beside if _join_beside(steps[k], step, layouts, written)), -1)) >= 0 or (
+            machine.has_grid and (found := next((k for k in beside if _reduce_beside(steps[k], step)), -1)) >= 0
+        ):
             place = found
         else:
             scanned = step.how.variable if isinstance(step.how, Scan) else None
@@ -65,10 +62,13 @@ def fuse(program: Program, layouts: Mapping[str, Layout]) -> list[Kernel | Call]
     return [s if isinstance(s, Call) else _kernel(s) for s in steps]
 
 
-def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout]) -> bool:
+def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: Machine) -> bool:
     """Add ``d`` to a group if the two have outer variables in common; says whether it did."""
     if not _is_loop(d) or not all(_is_loop(m) for m in group.members):
         return False
+    if machine.has_grid and not group.outer and d.how is None and cost.count(d.variables) == 1:
+        group.members.append(d)  # a number from numbers
+        return True
     matched = _matched(group, d)
     if matched is None:
         return False
@@ -80,12 +80,22 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout]) -> bool:
         row = max(cost.iterations(m) for m in [*group.members, d]) // max(1, after)
         if not shared or work * 8 < cost.iterations(d) or cost.iterations(d) * 64 < work:
             return False
-        parts = after // LINE if after != before and _are_neighbours(shared, group, layouts) else after
-        if row > ROW or (parts < PARTS and work > ROW):
+        apart = after == before or not _are_neighbours(shared, group, layouts)
+        parts = after if apart else after // machine.neighbours
+        alone = work // max(1, parts) if machine.has_grid else work
+        if row > machine.row or (parts < machine.parts and alone > machine.alone):
+            return False
+        if machine.has_grid and not _shares_whole_loops(group, d, shared, names):
             return False
     group.outer = shared
     group.members.append(renamed(d, names))
     return True
+
+
+def _shares_whole_loops(group: _Group, d: Definition, shared: list[Var], names: Mapping[Var, Var]) -> bool:
+    """Whether no reduction of a kernel has an inner loop around it: threads share one loop or the other."""
+    around = any(m.reduced and any(v not in shared and v.size != 1 for v in m.variables) for m in group.members)
+    return not around and not (d.reduced and any(v not in names and v.size != 1 for v in d.variables))
 
 
 def _join_beside(
@@ -107,6 +117,26 @@ def _join_beside(
     if any(x.source in targets for x in here) or not {*here} & {*loads(*(m.body for m in group.members))}:
         return False
     group.members.append(moved)
+    return True
+
+
+def _reduce_beside(group: _Group | Call, d: Definition) -> bool:
+    """Add a reduction to a kernel of reductions over the same loops that read a tensor of it, too; says whether it did.
+
+    None of them reads another one's result, since ``d`` reads what is older than the kernel.
+    """
+    if isinstance(group, Call) or len(group.members) >= MOST or not isinstance(d.how, Reduction):
+        return False
+    own = [v for v in d.variables if v.size != 1]
+    loops = [v.size for v in d.reduced]
+    if not all(isinstance(m.how, Reduction) and [v.size for v in m.reduced] == loops for m in group.members):
+        return False
+    inner = [v for m in group.members for v in m.variables if v not in group.outer and v.size != 1]
+    if inner or [v.size for v in own] != [v.size for v in group.outer] or not all(isinstance(n, int) for n in loops):
+        return False
+    if not {*reads(d)} & {name for m in group.members for name in reads(m)}:
+        return False
+    group.members.append(renamed(d, dict(zip(own, group.outer, strict=True))))
     return True
 
 

@@ -10,9 +10,10 @@ from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, Scatter, Step
 from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.machine import CPU, Machine
 
 
-def inline(program: Program) -> Program:
+def inline(program: Program, machine: Machine = CPU) -> Program:
     """Replace loads of definitions that are cheap to repeat, or that are read once, by what they compute.
 
     Before: ``t0[i] = exp(x[i])``, ``t1[j] = mul(t0[j], 2)``. After: ``t1[j] = mul(exp(x[j]), 2)``. A definition stays
@@ -27,12 +28,11 @@ def inline(program: Program) -> Program:
                 kept.add(name)
     bodies: dict[str, Definition] = {}
     steps: list[Step] = []
-    costs: dict[str, int] = {}
     for step in program.steps:
         if isinstance(step, Definition):
             step = substituted(step, bodies)
-            costs[step.name] = cost.of_expression(*step.expressions())
-            if step.how is None and _repeats(step, readers[step.name], costs[step.name], step.name in kept):
+            price = _price(step, machine)
+            if step.how is None and _repeats(step, readers[step.name], price, step.name in kept):
                 bodies[step.name] = step
         steps.append(step)
     return without_dead_definitions(dataclasses.replace(program, steps=steps))
@@ -44,7 +44,14 @@ def _names(step: Step) -> list[str]:
     return [x.source for x in loads(*step.expressions())]
 
 
-def _repeats(d: Definition, readers: list[Step], price: int, kept: bool) -> bool:
+def _price(d: Definition, machine: Machine) -> float:
+    """What computing an element takes, in loads of one."""
+    total = cost.of_expression(*d.expressions())
+    read = sum(1 for _ in loads(*d.expressions()))
+    return read + (total - read) / machine.operations
+
+
+def _repeats(d: Definition, readers: list[Step], price: float, kept: bool) -> bool:
     """Whether computing ``d`` where it is read is cheaper than reading it."""
     if not readers:
         return False
@@ -78,7 +85,11 @@ def substituted(d: Definition, bodies: dict[str, Definition]) -> Definition:
         how = dataclasses.replace(
             how, source=again(how.source), target=tuple(t.substitute({}, again) for t in how.target)
         )
-    return dataclasses.replace(d, body=again(d.body), how=how)
+    lines = dict.fromkeys(d.where.splitlines())
+    for x in loads(*d.expressions()):
+        if x.source in bodies:
+            lines |= dict.fromkeys(bodies[x.source].where.splitlines())
+    return dataclasses.replace(d, body=again(d.body), how=how, where="\n".join(lines))
 
 
 def at(d: Definition, index: tuple[Index, ...]) -> Scalar:

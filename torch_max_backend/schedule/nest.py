@@ -108,10 +108,14 @@ class Nest:
 
 
 def nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[str]) -> Nest:
-    """The loop nest of a kernel."""
+    """The loop nest of a kernel, for threads that each run many of its outer iterations."""
+    return _partitioned(_with_vectors(ordered(merged(linear_nest(kernel, layouts, local)))))
+
+
+def linear_nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[str]) -> Nest:
+    """A kernel's loops as they are, with addresses for indices."""
     registers = {d.name for s in kernel.stages for d in s.definitions if not _free(d, s)}
-    result = Nest(kernel.outer, tuple(_linear(s, layouts, local, registers) for s in kernel.stages))
-    return _partitioned(_with_vectors(_ordered(merged(result))))
+    return Nest(kernel.outer, tuple(_linear(s, layouts, local, registers) for s in kernel.stages))
 
 
 def _free(d: Definition, stage: Stage) -> bool:
@@ -180,12 +184,12 @@ def _mergeable(loops: tuple[Var, ...], statements: Iterable[Statement], n: Nest)
                 continue
             if in_order and loops.index(a) > loops.index(b):
                 continue
-            if all(_runs_on(i, a, b) for i in found) and not any(v in s.variables for v in (a, b) for s in sizes):
+            if all(runs_on(i, a, b) for i in found) and not any(v in s.variables for v in (a, b) for s in sizes):
                 return a, b
     return None
 
 
-def _runs_on(index: Index, a: Var, b: Var) -> bool:
+def runs_on(index: Index, a: Var, b: Var) -> bool:
     """Whether ``a`` goes on where ``b`` ends."""
     for atom, _ in index.terms:
         inside = () if isinstance(atom, Var | Product) else Index(0, ((atom, 1),)).atoms
@@ -231,7 +235,7 @@ def substituted(statements: tuple[Statement, ...], values: Replaced) -> tuple[St
     )
 
 
-def _ordered(n: Nest) -> Nest:
+def ordered(n: Nest) -> Nest:
     """Loops with the longest steps in memory outside; where a position counts, the order of the reduction stays."""
     every = [s for stage in n.stages for s in stage.statements]
 

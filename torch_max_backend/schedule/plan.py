@@ -10,8 +10,10 @@ from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.program import Call, Definition, Program, Scatter, reads
 from torch_max_backend.loops.simplify import without_reductions_of_one, without_sums_of_one_element
 from torch_max_backend.schedule.fuse import fuse
+from torch_max_backend.schedule.grid import grid_nest, grid_scatter
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.kernel import Kernel, Layout
+from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.nest import Nest, distance, nest
 from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
@@ -31,29 +33,33 @@ class Schedule:
         return "\n".join(map(str, self.steps))
 
 
-def passes(program: Program) -> Iterator[tuple[str, Program]]:
+def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Program]]:
     """The program after each pass, with the pass's name."""
     found = (without_sums_of_one_element, inline)  # what an index of one element reads is inlined after that
     for change in (without_reductions_of_one, inline, *found, unroll_windows, split_divided_variables):
-        program = change(program)
+        program = inline(program, machine) if change is inline else change(program)
         yield change.__name__, program
-    yield split_long_reductions.__name__, split_long_reductions(program, layouts_of(program))
+    yield split_long_reductions.__name__, split_long_reductions(program, layouts_of(program), machine)
 
 
-def schedule(program: Program) -> Schedule:
-    """Kernels and calls in running order for a program, with the layout of every tensor."""
-    *_, (_, program) = passes(program)
+def schedule(program: Program, machine: Machine = CPU) -> Schedule:
+    """Kernels and calls in running order for a program, with the layout of every tensor.
+
+    Raises:
+        Unsupported: The machine has no kernel for something in it.
+    """
+    *_, (_, program) = passes(program, machine)
     layouts = layouts_of(program)
     steps: list[Nest | Call] = []
-    kernels = fuse(program, layouts)
+    kernels = fuse(program, layouts, machine)
     local = _local(program, kernels)
     for step in kernels:
         if isinstance(step, Call):
             steps.append(step)
         elif isinstance(step.definitions[0].how, Scatter):
-            steps += scatter_nests(step.definitions[0], layouts)
+            steps += (grid_scatter if machine.has_grid else scatter_nests)(step.definitions[0], layouts)
         else:
-            steps.append(nest(step, layouts, local))
+            steps.append((grid_nest if machine.has_grid else nest)(step, layouts, local))
     return Schedule(program, steps, layouts, local)
 
 

@@ -30,6 +30,18 @@ def scatter_nests(d: Definition, layouts: Mapping[str, Layout]) -> list[Nest]:
 
 def _updates(d: Definition, how: Scatter, layouts: Mapping[str, Layout]) -> Nest:
     """Threads share the variables that are an index of the target themselves: no two of them write the same element."""
+    statement = update_of(d, how, layouts)
+    address = statement.address
+    assert address is not None
+    loops = [v for v in how.variables if v.size != 1]
+    own = [v for v in loops if any(_is(t, v) for t in how.target)]
+    shared = tuple(sorted(own, key=lambda v: -distance(address, v)))
+    ordered = tuple(v for v in loops if v not in own)
+    return _with_rows_inside(merged(Nest(shared, (StageNest(ordered, (), (statement,)),))))
+
+
+def update_of(d: Definition, how: Scatter, layouts: Mapping[str, Layout]) -> Statement:
+    """What combines one element of the source of a scatter into its place."""
     done: dict[Scalar, Scalar] = {}
 
     def load(x: Load) -> Load:
@@ -38,14 +50,8 @@ def _updates(d: Definition, how: Scatter, layouts: Mapping[str, Layout]) -> Nest
     def again(x: Scalar) -> Scalar:
         return rewrite(x, {}, load, done)
 
-    target = tuple(t.substitute({}, again) for t in how.target)
-    address = layouts[d.name].address(target)
-    statement = Statement(d.name, d.dtype, again(how.source), address, where=d.where, how=how)
-    loops = [v for v in how.variables if v.size != 1]
-    own = [v for v in loops if any(_is(t, v) for t in how.target)]
-    shared = tuple(sorted(own, key=lambda v: -distance(address, v)))
-    ordered = tuple(v for v in loops if v not in own)
-    return _with_rows_inside(merged(Nest(shared, (StageNest(ordered, (), (statement,)),))))
+    address = layouts[d.name].address(tuple(t.substitute({}, again) for t in how.target))
+    return Statement(d.name, d.dtype, again(how.source), address, where=d.where, how=how)
 
 
 def _is(index: Index, v: Var) -> bool:

@@ -13,15 +13,16 @@ from torch_max_backend.loops.program import Call, Definition, Program, Reduction
 from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
+from torch_max_backend.schedule.machine import CPU, Machine
 
-ENOUGH = 16
-"""Parts that keep the threads of a CPU busy."""
 PART = 8192
 """Elements that are worth a part of their own."""
 CHAIN = 2048
 """Additions one after the other in one accumulator, above which a sum is cut: its rounding errors grow with them."""
 LANES = 64
 """Accumulators that a sum along memory has at the same time."""
+GRID_CHAINS = 8
+"""Threads, at least, that share a long reduction on a grid."""
 
 
 # -- divisions of an index ---------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ def _split_variable(d: Definition, v: Var, inner: Index) -> tuple[Definition, in
 
 
 # -- long reductions ---------------------------------------------------------------------------------------------------
-def split_long_reductions(program: Program, layouts: Mapping[str, Layout]) -> Program:
+def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machine: Machine = CPU) -> Program:
     """Cut reductions in parts that threads share, or that keep sums accurate, and combine the parts.
 
     Before: ``t0[] = sum over r:100000 of x[r]``. After: ``t0_parts[p:13] = sum over q:8192 of x[8192*p + q]``, the
@@ -129,13 +130,13 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout]) -> Pr
     steps: list[Definition | Call] = []
     for step in program.steps:
         if isinstance(step, Definition) and isinstance(step.how, Reduction):
-            steps += _in_parts(step, step.how, layouts)
+            steps += _in_parts(step, step.how, layouts, machine)
         else:
             steps.append(step)
     return dataclasses.replace(program, steps=steps)
 
 
-def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> list[Definition]:
+def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
     results, elements = cost.count(d.variables), cost.count(how.variables)
     wide = [v for v in how.variables if v.size != 1]
     if how.combiner.startswith("arg") or not wide or not all(Index.of(v.size).is_fixed for v in wide):
@@ -144,10 +145,14 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> l
     chain = elements // LANES if along_memory else elements
     known = all(isinstance(v.size, int) for v in wide)  # sums over symbolic sizes are added up in float64 anyway
     adds = known and how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
-    few = results < ENOUGH if along_memory else results < ENOUGH * 16
-    if not ((few and results * elements >= 4 * PART and elements >= 64) or (adds and chain > CHAIN)):
+    if machine.has_grid:
+        chain //= GRID_CHAINS
+    few = results < machine.results[0 if along_memory else 1]
+    part = min(PART, machine.part)
+    if not ((few and results * elements >= 4 * part and elements >= 64) or (adds and chain > CHAIN)):
         return [d]
-    parts = max(2, min(64, results * elements // PART), -(-chain // CHAIN) if adds else 0)
+    most = machine.most_parts if not machine.has_grid else max(2, machine.most_parts // _blocks(results, along_memory))
+    parts = max(2, min(most, results * elements // part), -(-chain // CHAIN) if adds else 0)
     outer, rest = [], list(how.variables)
     while parts > 1 and rest:
         v = rest.pop(0)
@@ -158,7 +163,7 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> l
             parts //= cost.count([v])
             continue
         size = Index.of(v.size)
-        chunk = _chunk(size, parts, LANES if along_memory and not rest else 1)
+        chunk = _chunk(size, parts, LANES if along_memory and not rest else 1, machine)
         p = sized(f"{v.name}p", (size + chunk - 1) // chunk)
         q = sized(f"{v.name}q", least(chunk, size - chunk * p))
         d = _rewritten(d, {v: Index.of(p) * chunk + q})
@@ -180,11 +185,16 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> l
     return [first, second]
 
 
-def _chunk(size: Index, parts: int, multiple: int) -> Index:
-    """The length of so many parts, a multiple of something; for a symbolic size always of ``ENOUGH`` parts."""
+def _blocks(results: int, along_memory: bool) -> int:
+    """Blocks of a grid that a reduction has without being cut: one a result, or one for neighbouring results."""
+    return max(1, results if along_memory else results // 64)
+
+
+def _chunk(size: Index, parts: int, multiple: int, machine: Machine) -> Index:
+    """The length of so many parts, a multiple of something; for a symbolic size always of the same number of parts."""
     if size.is_constant:
         return Index.of(-(-size.constant // parts // multiple) * multiple)
-    return (size // (ENOUGH * multiple) + 1) * multiple
+    return (size // (machine.results[0] * multiple) + 1) * multiple
 
 
 def _is_along_memory(d: Definition, v: Var, layouts: Mapping[str, Layout]) -> bool:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from torch_max_backend.loops.expr import Const, Scalar, cast, constant, op, select
+from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.rules.registry import LeftToLibrary, add_rule, aten, prims, rule
 from torch_max_backend.loops.tensor import (
     PROMOTION,
     Operand,
     Tensor,
+    builder,
     define,
     expanded,
     is_number,
@@ -504,6 +506,19 @@ def elu(self: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1
         return select(x > 0, x * scale, op("expm1", x * input_scale) * (alpha * scale))
 
     return pointwise(formula, self)
+
+
+# log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)
+@rule(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
+    def power(x: Scalar) -> Scalar:
+        return op("exp", op("neg", op("absolute", x)))
+
+    found = pointwise(lambda x: op("minimum", x, constant(0, x.dtype)) - op("log1p", power(x)), self)
+    promise = builder().promise
+    if promise is not None and promise[1].ndim == 1 and promise[1].numel() == 0:  # on a GPU nobody reads the buffer
+        return found, Tensor((Index.of(0),), self.dtype, lambda index: constant(0, self.dtype))
+    return found, pointwise(power, self)
 
 
 # softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor

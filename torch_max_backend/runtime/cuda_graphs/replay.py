@@ -48,7 +48,7 @@ PLAYS = 16
 WASTED = 4
 """How many recordings in a row of one shape may not be worth it before it is recorded no more."""
 
-_ON_PROCESSOR = "it is a program on the processor"
+_PROGRAM = "it is a program, which MAX cannot record"
 Call = Callable[..., Any]
 _keys = itertools.count(1)
 
@@ -58,7 +58,7 @@ def with_replay(spec: CallSpec, models: Sequence[Artifact], options: Options) ->
     plain = spec.build(models)
     if not options.device_graphs or not any(r.gpus for r in spec.regions):
         return plain
-    reasons = [_ON_PROCESSOR if isinstance(r, ProgramSpec) else refusal(r) for r in spec.regions]
+    reasons = [_PROGRAM if isinstance(r, ProgramSpec) else refusal(r) for r in spec.regions]
     gpus = {index for r in spec.regions for index in r.gpus}
     if all(reasons) or len(gpus) > 1:
         log.info("no device graph is recorded: %s", reasons[0] or "it runs on several GPUs")

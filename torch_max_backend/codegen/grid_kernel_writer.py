@@ -1,0 +1,425 @@
+"""Kernels of loop nests for a GPU: a grid of blocks, whose threads share outer indices and the loops inside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, Accumulators, better
+from torch_max_backend.codegen.expression_writer import Value
+from torch_max_backend.codegen.kernel_writer import KernelWriter
+from torch_max_backend.codegen.source import Slot
+from torch_max_backend.loops.expr import SHORT, Guarded, Load, Op, Scalar, variables, walk
+from torch_max_backend.loops.index import Div, Index, Mod, Var
+from torch_max_backend.loops.program import Scan, Scatter
+from torch_max_backend.schedule.grid import TILE, WARP, GridNest, is_aligned, passes_tile
+from torch_max_backend.schedule.nest import StageNest, Statement
+
+NARROW = 1 << 32
+"""Below this, whole numbers are divided as numbers of 32 bits."""
+_TOGETHER = {"sum": "add", "product": "mul", "any": "or", "all": "and", "maximum": "max", "minimum": "min"}
+_EXACT = ("floor", "ceil", "trunc", "round_even", "floor_div", "trunc_div", "remainder", "fmod")
+_ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
+
+
+class GridKernelWriter(KernelWriter):
+    """Writes the kernel of a :class:`GridNest`.
+
+    In the text ``part`` is a thread's outer index among all, and ``mine`` the thread's number among those that share
+    it. Threads behind the last outer index compute it once more and write nothing, so that all of a block take part
+    where threads exchange values.
+    """
+
+    nest: GridNest
+
+    def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
+        super().__init__(nest, slots)
+        self.stage: StageNest | None = None
+        self.shares: dict[Var, int] = {}
+        """The shared loops of the stage at work, with the number of threads along each."""
+        self.nearly = _divided_nearly(nest)
+        """Divisions that need not be rounded exactly."""
+        self.lane: int | None = None
+        """The lane of vectors at work, where lanes are computed one after the other."""
+        self.tiles: dict[Load, str] = {}
+        """Loads of what is in shared memory, with its name there."""
+        self.kept: list[tuple[str, str, dict[Scalar, Value]]] = []
+        """The vectors of a row that a thread has in registers: where each begins, whether it is in the row, and what is
+        known of it."""
+        self.counted = ""
+        """Whether a lane has an element of a scan, as text."""
+        self.turned = ""
+        """The place of an element in these."""
+        self.head: list[str] = []
+        """Lines at the kernel's begin: memory that a block shares."""
+
+    def _spelled(self, x: Op) -> str:
+        return "div_nearly" if x in self.nearly else super()._spelled(x)
+
+    # -- outer indices ---------------------------------------------------------------------------------------
+    def _outer(self) -> None:
+        if self.nest.tile is not None:
+            self._tiled(*self.nest.tile)
+            return
+        nest, sizes = self.nest, self._sizes()
+        self._line(f"var total: Int = {' * '.join(sizes) or '1'}")
+        if nest.threads == 1:
+            self._line(f"var part: Int = block_index() * {nest.rows} + thread_in_block()")
+            with self._block("if part < total:"), self._placed("part", sizes):
+                self._iteration()
+            return
+        thread, rows, threads = "thread_in_block()", nest.rows, nest.threads
+        row, mine = (f"rem32({thread}, {rows})", f"div32({thread}, {rows})") if nest.columns else (
+            f"div32({thread}, {threads})", f"rem32({thread}, {threads})"
+        )  # fmt: skip
+        self._line(f"var row: Int = block_index() * {rows} + {row}")
+        self._line(f"var mine: Int = {mine}")
+        self._line("var part: Int = imin(row, total - 1)")
+        with self._placed("part", sizes):
+            self._iteration()
+        self.lines[:0] = self.head
+
+    def _tiled(self, fast: Var, across: Var) -> None:
+        """Blocks of a transpose. What is read along ``across`` goes to shared memory, and is taken from there along
+        ``fast``; rows there are one element longer, so that neither way meets the same bank."""
+        others = [v for v in self.nest.outer if v not in (fast, across)]
+        sizes = {v: self._index(Index.of(v.size)) for v in self.nest.outer}
+        rest = "block_index()"
+        for v in (fast, across, *reversed(others)):
+            name, each = self._named(v), TILE if v in (fast, across) else 1
+            count = sizes[v] if each == 1 else f"(({sizes[v]} + {TILE - 1}) // {TILE})"
+            self._line(f"var {name}: Int = {self._divided('%', rest, count)}{f' * {TILE}' if each > 1 else ''}")
+            self.count += 1
+            self._line(f"var rest{self.count}: Int = {self._divided('//', rest, count)}")
+            rest = f"rest{self.count}"
+            if v in others:
+                self.place[v] = name
+        starts = self._named(fast), self._named(across)
+        column, row = f"rem32(thread_in_block(), {TILE})", f"div32(thread_in_block(), {TILE})"
+        self._line(f"var column: Int = {column}")
+        self._line(f"var row: Int = {row}")
+        loads = walk(*(s.body for s in self.nest.stages[0].statements))
+        tiled = dict.fromkeys(x for x in loads if isinstance(x, Load) and passes_tile(x, fast, across))
+        self.tiles = {x: self._shared(SHORT[self.slots[x.source].dtype], TILE * (TILE + 1)) for x in tiled}
+        rows = self.nest.block // TILE
+        for k in range(0, TILE, rows):
+            self._in_tile(fast, f"{starts[0]} + row + {k}", across, f"{starts[1]} + column", sizes, f"row + {k}")
+        self._line("block_barrier()")
+        for k in range(0, TILE, rows):
+            self.turned = f"column * {TILE + 1} + row + {k}"
+            self._in_tile(fast, f"{starts[0]} + column", across, f"{starts[1]} + row + {k}", sizes, "")
+        self.lines[:0] = self.head
+
+    def _in_tile(self, fast: Var, i: str, across: Var, j: str, sizes: Mapping[Var, str], row: str) -> None:
+        """One element of a tile: it is loaded to a row of shared memory, or computed."""
+        for v, text in ((fast, i), (across, j)):
+            self.place[v], _ = self._new("k", text, 1)
+        with (
+            self._block(f"if {self.place[fast]} < {sizes[fast]}:"),
+            self._block(f"if {self.place[across]} < {sizes[across]}:"),
+        ):
+            if not row:
+                self._stages()
+                return
+            for x, name in self.tiles.items():
+                value = f"load[1]({self.pointers[x.source]}, {self._index(x.index[0])})"
+                self._line(f"shared_store({name}, ({row}) * {TILE + 1} + column, {value})")
+
+    def _divided(self, sign: str, dividend: str, divisor: str) -> str:
+        """A quotient or a remainder of what is below the number of outer indices."""
+        if self.nest.parts.bounds[1] < NARROW:
+            return f"{'div32' if sign == '//' else 'rem32'}({dividend}, {divisor})"
+        return f"{dividend} {sign} {divisor}"
+
+    def _division(self, atom: Div | Mod) -> str:
+        low, high = atom.dividend.bounds
+        if low >= 0 and high < NARROW and atom.divisor.bounds[0] > 0 and atom.divisor.bounds[1] < NARROW:
+            name = "div32" if isinstance(atom, Div) else "rem32"
+            return f"{name}({self._index(atom.dividend)}, {self._index(atom.divisor)})"
+        return super()._division(atom)
+
+    # -- lanes -----------------------------------------------------------------------------------------------
+    def _scalar(self, x: Scalar) -> Value:
+        text, lanes = super()._scalar(x)
+        return (text, lanes) if self.lane is None or lanes == 1 else (f"lane_at({text}, {self.lane})", 1)
+
+    def _load(self, x: Load) -> Value:
+        if x in self.tiles:
+            return self._new("x", f"shared_load[1]({self.tiles[x]}, {self.turned})", 1)
+        return self._by_lane(x) if self.lanes > 1 and self._step(x.index[0]) not in (0, 1) else super()._load(x)
+
+    def _guarded(self, x: Guarded) -> Value:
+        kept = (self.registers[y.source][1] for y in walk(x.condition) if isinstance(y, Load) and not y.index)
+        differs = self.vector in variables(x.condition) or any(lanes > 1 for lanes in kept)
+        return self._by_lane(x) if self.lanes > 1 and differs else super()._guarded(x)
+
+    def _by_lane(self, x: Scalar) -> Value:
+        """An expression one lane after the other: a thread's loads need not be neighbours, its stores are."""
+        v, lanes = self.vector, self.lanes
+        assert v is not None
+        start = self.place[v]
+        result, _ = self._new("w", f"const[{SHORT[x.dtype]}, {lanes}](0)", lanes)
+        self.vector, self.lanes = None, 1
+        for k in range(lanes):
+            with self._scope():
+                self.lane = k
+                self.place[v] = self._new("k", f"{start} + {k}", 1)[0] if k else start
+                value = super()._guarded(x) if isinstance(x, Guarded) else super()._load(x)  # type: ignore[arg-type]
+                self._line(f"{result} = with_lane({result}, {k}, {self._widened(value, 1)})")
+        self.vector, self.lanes, self.lane = v, lanes, None
+        self.place[v] = start
+        return result, lanes
+
+    # -- the loops of a stage --------------------------------------------------------------------------------
+    def _lanes_of(self, v: Var) -> int:
+        return self.nest.lanes
+
+    def _totals(self, stage: StageNest, accumulators: list[Accumulators]) -> dict[str, Value]:
+        """None: many threads share a sum, and no accumulator has many additions."""
+        return {}
+
+    def _enter(self, k: int) -> None:
+        if self.nest.threads == 1:
+            return
+        stage = self.nest.stages[k]
+        self.stage, self.shares = stage, self.nest.shared(stage)
+        reads = {x.source for s in stage.statements for x in walk(*s.expressions) if isinstance(x, Load) and x.index}
+        written = {s.name for before in self.nest.stages[:k] for s in before.statements if s.address is not None}
+        if k and (reads & written or any(s.address is not None and not s.combiner for s in stage.statements)):
+            self._line(self._barrier)  # it may be written into what another thread reads in a stage before
+
+    @property
+    def _barrier(self) -> str:
+        within = self.nest.threads <= WARP and not self.nest.columns
+        return "warp_barrier()" if within else "block_barrier()"
+
+    def _can_be_masked(self, v: Var, *stages: StageNest) -> bool:
+        return False
+
+    def _begin(self, v: Var, lanes: int) -> str:
+        if self.shares.get(v, 1) == 1:
+            return "0"
+        loops = list(self.shares)  # the last loop's threads are neighbours
+        after = math.prod(self.shares[w] for w in loops[: loops.index(v)])
+        text = "mine" if after == 1 else f"div32(mine, {after})"
+        if loops[-1] != v:
+            text = f"rem32({text}, {self.shares[v]})"
+        return text if lanes == 1 else f"{text} * {lanes}"
+
+    def _stride(self, v: Var, lanes: int) -> int:
+        return lanes * self.shares.get(v, 1)
+
+    def _free(self, stage: StageNest, k: int) -> None:
+        if self.nest.threads > 1 and any(isinstance(s.how, Scan) for s in stage.statements):
+            self._scan(stage)
+        elif self.nest.held and stage.inner:
+            self._from_registers(stage)
+        else:
+            super()._free(stage, k)
+
+    def _from_registers(self, stage: StageNest) -> None:
+        """A stage over elements that a thread has in registers: one vector after the other, without a loop. What one
+        stage computes of an element the next ones find in the vector's own scope."""
+        (v,) = stage.inner
+        threads, lanes, size = self.nest.threads, self.nest.lanes, int(v.size)
+        if not self.kept:
+            for k in range(self.nest.held):
+                first = f"(mine + {k * threads}) * {lanes}"
+                whole = (k + 1) * threads * lanes <= size
+                name, _ = self._new("e", first if whole else f"imin({first}, {size - lanes})", 1)
+                self.kept.append((name, "" if whole else f"{first} < {size}", {}))
+        accumulators = self._accumulators(stage, lanes)
+        for name, inside, scope in self.kept:
+            self.scopes.append(scope)
+            self.place[v] = name
+            self.counted = inside
+            with self._along(v):
+                for s in stage.statements:
+                    value = self._scalar(s.body)
+                    if not s.combiner:
+                        self._finish(s, *value)
+                        continue
+                    text = self._widened(value, lanes)
+                    if not inside:
+                        self._accumulate(s, accumulators[s.name], text)
+                        continue
+                    with self._block(f"if {inside}:"):
+                        self._accumulate(s, accumulators[s.name], text)
+            self.counted = ""
+            del self.place[v]
+            self.scopes.pop()
+        for s in stage.statements:
+            if s.combiner:
+                own = self._merged(s, accumulators[s.name], None)
+                self._finish(s, *self._taken(s, self._gathered(s, own)))
+
+    # -- scans -----------------------------------------------------------------------------------------------
+    def _scan(self, stage: StageNest) -> None:
+        """A warp takes its row by 32 elements at a time. Lanes behind the end compute the last element once more."""
+        (v,) = stage.free
+        end, name = self._index(Index.of(v.size)), self._named(v)
+        self._line("var first: Int = 0")
+        with self._block(f"while first < {end}:"):
+            self._line(f"var {name}: Int = imin(first + mine, {end} - 1)")
+            self.place[v] = name
+            self.counted = f"first + mine < {end}"
+            for s in stage.statements:
+                value, _ = self._scalar(s.body)
+                if s.combiner:
+                    value = self._prefix(s, value)
+                self._finish(s, value, 1)
+            self.counted = ""
+            del self.place[v]
+            self._line(f"first += {WARP}")
+
+    def _prefix(self, s: Statement, value: str) -> str:
+        """A value combined with all before it: those of lower lanes, and what the row's earlier elements gave."""
+        carry = self.scanned[s.name]
+        own = Accumulator(self._new("a", value, 1)[0])
+        if s.place is not None:
+            own = own._replace(place=self._new("at", self._from_index(s.place)[0], 1)[0])
+        by = 1
+        while by < WARP:
+            value, _ = self._new("b", f"shuffle_up({own.value}, {by})", 1)
+            place = self._new("at", f"shuffle_up({own.place}, {by})", 1)[0] if own.place else ""
+            before = Accumulator(value, place)
+            with self._block(f"if mine >= {by}:"):
+                self._follow(s, own, before)
+            by *= 2
+        self._follow(s, own, carry)
+        for kept, x in zip(carry[:2], own[:2], strict=True):
+            if x:
+                self._line(f"{kept} = shuffle_from({x}, {WARP - 1})")
+        return self._taken(s, own)[0]
+
+    def _follow(self, s: Statement, own: Accumulator, before: Accumulator) -> None:
+        """Combine a prefix with the one before it."""
+        if s.place is not None:
+            stays, _ = self._new("c", better(s, own.value, before.value), 1)
+            for x, y in zip(own[:2], before[:2], strict=True):
+                self._line(f"{x} = select({stays}, {x}, {y})")
+        elif s.combiner == "log_sum_exp":
+            self._line(f"{own.value} = {self._log_add_exp(before.value, own.value, 1)}")
+        else:
+            self._line(f"{own.value} = {COMBINE[s.combiner]}({before.value}, {own.value})")
+
+    # -- reductions ------------------------------------------------------------------------------------------
+    def _is_known_to_all(self, s: Statement) -> bool:
+        """Whether all threads of an outer index have a statement's result."""
+        assert self.stage is not None
+        return not self.shares or (bool(s.combiner) and all(v in self.stage.reduced for v in self.shares))
+
+    def _gathered(self, s: Statement, own: Accumulator) -> Accumulator:
+        if self.nest.threads == 1 or not self._is_known_to_all(s):
+            return own
+        if self.nest.columns:
+            return self._over_columns(s, own)
+        if s.place is not None:
+            return self._best_of_threads(s, own)
+        name, threads = _TOGETHER[s.combiner], self.nest.threads
+        call = f"warp_{name}[{threads}]" if threads <= WARP else f"block_{name}"
+        return Accumulator(self._new("a", f"{call}({own.value})", 1)[0])
+
+    def _best_of_threads(self, s: Statement, own: Accumulator) -> Accumulator:
+        """The best value and its place: between lanes of a warp, and then between warps."""
+        best, by = own, min(self.nest.threads, WARP) // 2
+        while by:
+            value, _ = self._new("a", f"shuffle_xor({best.value}, {by})", 1)
+            place, _ = self._new("at", f"shuffle_xor({best.place}, {by})", 1)
+            best, by = self._better_of(s, best, Accumulator(value, place)), by // 2
+        warps = self.nest.threads // WARP
+        if warps <= 1:
+            return best
+        values, places = self._shared(SHORT[s.body.dtype], warps), self._shared("i64", warps)
+        with self._block(f"if rem32(mine, {WARP}) == 0:"):
+            self._line(f"shared_store({values}, div32(mine, {WARP}), {best.value})")
+            self._line(f"shared_store({places}, div32(mine, {WARP}), {best.place})")
+        return self._folded(s, values, places, "0", 1, warps)
+
+    def _over_columns(self, s: Statement, own: Accumulator) -> Accumulator:
+        """What the threads of an outer index have, which are ``rows`` apart."""
+        rows, threads, lanes = self.nest.rows, self.nest.threads, own.lanes
+        values = self._shared(SHORT[s.body.dtype], rows * threads * lanes)
+        places = self._shared("i64", rows * threads * lanes) if s.place is not None else ""
+        own_place = "thread_in_block()" if lanes == 1 else f"thread_in_block() * {lanes}"
+        self._line(f"shared_store({values}, {own_place}, {own.value})")
+        if places:
+            self._line(f"shared_store({places}, {own_place}, {own.place})")
+        column = f"rem32(thread_in_block(), {rows})" + (f" * {lanes}" if lanes > 1 else "")
+        return self._folded(s, values, places, column, rows * lanes, threads, lanes)
+
+    def _folded(
+        self, s: Statement, values: str, places: str, first: str, step: int, count: int, lanes: int = 1
+    ) -> Accumulator:
+        """``count`` results in shared memory as one, in order, by every thread."""
+        self._line("block_barrier()")
+        at, _ = self._new("at", first, 1)
+        value, _ = self._new("a", f"shared_load[{lanes}]({values}, {at})", lanes)
+        place = self._new("at", f"shared_load[{lanes}]({places}, {at})", lanes)[0] if places else ""
+        end, _ = self._new("end", f"{at} + {step * count}", 1)
+        self._line(f"{at} += {step}")
+        with self._block(f"while {at} < {end}:"):
+            other = Accumulator(f"shared_load[{lanes}]({values}, {at})")
+            if places:
+                other = Accumulator(
+                    self._new("a", other.value, 1)[0], self._new("at", f"shared_load[1]({places}, {at})", 1)[0]
+                )
+                best = self._better_of(s, Accumulator(value, place), other)
+                self._line(f"{value} = {best.value}")
+                self._line(f"{place} = {best.place}")
+            else:
+                self._line(f"{value} = {COMBINE[s.combiner]}({value}, {other.value})")
+            self._line(f"{at} += {step}")
+        self._line("block_barrier()")
+        return Accumulator(value, place, lanes)
+
+    def _shared(self, dtype: str, count: int) -> str:
+        name = f"shared{len(self.head)}"
+        self.head.append(f"    var {name} = shared[{dtype}, {count}]()")
+        return name
+
+    # -- memory ----------------------------------------------------------------------------------------------
+    def _whole(self, access: str, address: Index) -> str:
+        assert self.vector is not None
+        return f"{access}_aligned" if is_aligned(address, self.vector, self.lanes) else access
+
+    def _finish(self, s: Statement, value: str, lanes: int) -> None:
+        if not isinstance(s.how, Scatter) or s.how.combiner == "set":
+            super()._finish(s, value, lanes)
+            return
+        assert s.address is not None
+        place = f"{self.pointers[s.name]}, {self._index(s.address)}"
+        self._line(f"atomic_{_ATOMIC[s.how.combiner]}({place}, {value})")
+
+    def _write(self, s: Statement, value: str, lanes: int) -> None:
+        if self.nest.threads == 1:
+            super()._write(s, value, lanes)
+            return
+        if not self.shares and any(isinstance(x, Load) and x.index for x in walk(*s.expressions)):
+            self._line(self._barrier)  # another thread may have to read first what is written here
+        with self._block("if row < total:"):
+            if self.counted:
+                with self._block(f"if {self.counted}:"):
+                    super()._write(s, value, lanes)
+                return
+            if not self._is_known_to_all(s):
+                super()._write(s, value, lanes)
+                return
+            with self._block("if mine == 0:"):
+                super()._write(s, value, lanes)
+
+
+def _divided_nearly(nest: GridNest) -> set[Scalar]:
+    """Divisions of float32 on the way to results of 16 bits only, where nothing on the way asks for exact numbers."""
+    coarse: set[Scalar] = set()
+    exact: set[Scalar] = set()
+    for s in (s for stage in nest.stages for s in stage.statements):
+        every = set(walk(*s.expressions))
+        narrow = s.dtype in (torch.float16, torch.bfloat16)
+        asks = any(isinstance(x, Op) and (x.name in _EXACT or not x.dtype.is_floating_point) for x in every)
+        (coarse if narrow and not asks else exact).update(
+            x for x in every if isinstance(x, Op) and x.name == "div" and x.dtype is torch.float32
+        )
+    return coarse - exact

@@ -1,0 +1,60 @@
+"""The Mojo source of a program's kernels for a GPU, and how they are launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch_max_backend.codegen.grid_kernel_writer import GridKernelWriter
+from torch_max_backend.codegen.source import KernelTexts, Slot
+from torch_max_backend.loops.index import Index
+from torch_max_backend.runtime.grid_program import KernelLaunch
+from torch_max_backend.schedule.grid import GridNest
+
+
+class GridSource:
+    """A kernel for each different nest. The launches of a segment take their parameters from one table, as it has."""
+
+    def __init__(self) -> None:
+        self._texts = KernelTexts(GridKernelWriter)  # type: ignore[arg-type]
+        self.threads: dict[str, int] = {}
+        """The threads of a block, by kernel."""
+
+    @property
+    def kernels(self) -> int:
+        """How many different kernels there are."""
+        return self._texts.kernels
+
+    def add_segment(
+        self, nests: Sequence[GridNest], slots: Mapping[str, Slot]
+    ) -> tuple[tuple[KernelLaunch, ...], list[Index]]:
+        """Launches of nests in order, and the numbers behind the addresses in their table.
+
+        Args:
+            slots: Where the table has the tensors, by name.
+        """
+        launches = []
+        numbers: dict[Index, int] = {}
+
+        def place(x: Index) -> int:
+            return numbers.setdefault(x, len(slots) + len(numbers))
+
+        for nest in nests:
+            name, kernel = self._texts.add(nest, slots)
+            self.threads[name] = nest.block
+            parameters = [slots[n].number for n in kernel.tensors] + [place(x) for x in kernel.numbers]
+            parts = nest.parts
+            blocks = -(-parts.constant // nest.rows) if parts.is_constant else (place(parts), nest.rows)
+            launches.append(KernelLaunch(name, blocks, nest.block, tuple(parameters)))
+        return tuple(launches), list(numbers)
+
+    def text(self) -> str:
+        """All of it; empty if there is no kernel."""
+        if not self.kernels:
+            return ""
+        kernels = [self._exported(text) for text in self._texts.texts()]
+        return "\n\n\n".join(["from kernel import *", *kernels]) + "\n"
+
+    def _exported(self, text: str) -> str:
+        head, body = text.split("def kernel", 1)
+        parameters, rest = body.split("):", 1)
+        return f'{head}@export\ndef kernel{parameters}) abi("C"):{rest}'

@@ -1,0 +1,47 @@
+"""What a schedule takes a machine for: sizes above which work is worth sharing out, and below which it is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Limits, chosen by measurement.
+
+    Attributes:
+        row: Elements that one outer index of a fused kernel may touch: what a cache near the threads holds.
+        parts: Outer indices, at least, of a fused kernel that touches more than ``alone``.
+        alone: Elements of a kernel, or on a grid of one of its parts, that need no more parts.
+        neighbours: Outer indices that count as one part where they are neighbours in memory.
+        results: Results of a reduction along memory, below which it is cut in parts; and of one across memory.
+        part: Elements of a reduction that are worth a part of their own.
+        most_parts: Parts in which a reduction is cut, at most.
+        operations: Operations on an element that take as long as reading it.
+        has_grid: Whether kernels run on a grid of blocks.
+    """
+
+    row: int
+    parts: int
+    alone: int
+    neighbours: int
+    results: tuple[int, int]
+    part: int
+    most_parts: int
+    operations: int = 1
+    has_grid: bool = False
+
+
+CPU = Machine(row=1 << 16, parts=8, alone=1 << 16, neighbours=16, results=(16, 256), part=8192, most_parts=64)
+GPU = Machine(
+    row=1 << 18,
+    parts=132,
+    alone=1 << 16,
+    neighbours=32,
+    results=(264, 264 * 32),
+    part=2048,
+    most_parts=1056,
+    operations=16,
+    has_grid=True,
+)
+"""One with about 132 multiprocessors, such as an H100."""
