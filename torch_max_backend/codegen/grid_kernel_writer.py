@@ -52,6 +52,8 @@ class GridKernelWriter(KernelWriter):
         """Whether a lane has an element of a scan, as text."""
         self.turned = ""
         """The place of an element in these."""
+        self.memory: dict[tuple[str, int, str], str] = {}
+        """The names of shared memory, by dtype, elements and use."""
         self.head: list[str] = []
         """Lines at the kernel's begin: memory that a block shares."""
 
@@ -102,7 +104,10 @@ class GridKernelWriter(KernelWriter):
         self._line(f"var row: Int = {row}")
         loads = walk(*(s.body for s in self.nest.stages[0].statements))
         tiled = dict.fromkeys(x for x in loads if isinstance(x, Load) and passes_tile(x, fast, across))
-        self.tiles = {x: self._shared(SHORT[self.slots[x.source].dtype], TILE * (TILE + 1)) for x in tiled}
+        self.tiles = {
+            x: self._shared(SHORT[self.slots[x.source].dtype], TILE * (TILE + 1), f"tile {k}")
+            for k, x in enumerate(tiled)
+        }
         rows = self.nest.block // TILE
         for k in range(0, TILE, rows):
             self._in_tile(fast, f"{starts[0]} + row + {k}", across, f"{starts[1]} + column", sizes, f"row + {k}")
@@ -332,7 +337,7 @@ class GridKernelWriter(KernelWriter):
         warps = self.nest.threads // WARP
         if warps <= 1:
             return best
-        values, places = self._shared(SHORT[s.body.dtype], warps), self._shared("i64", warps)
+        values, places = self._shared(SHORT[s.body.dtype], warps, "value"), self._shared("i64", warps, "place")
         with self._block(f"if rem32(mine, {WARP}) == 0:"):
             self._line(f"shared_store({values}, div32(mine, {WARP}), {best.value})")
             self._line(f"shared_store({places}, div32(mine, {WARP}), {best.place})")
@@ -341,8 +346,8 @@ class GridKernelWriter(KernelWriter):
     def _over_columns(self, s: Statement, own: Accumulator) -> Accumulator:
         """What the threads of an outer index have, which are ``rows`` apart."""
         rows, threads, lanes = self.nest.rows, self.nest.threads, own.lanes
-        values = self._shared(SHORT[s.body.dtype], rows * threads * lanes)
-        places = self._shared("i64", rows * threads * lanes) if s.place is not None else ""
+        values = self._shared(SHORT[s.body.dtype], rows * threads * lanes, "value")
+        places = self._shared("i64", rows * threads * lanes, "place") if s.place is not None else ""
         own_place = "thread_in_block()" if lanes == 1 else f"thread_in_block() * {lanes}"
         self._line(f"shared_store({values}, {own_place}, {own.value})")
         if places:
@@ -375,9 +380,12 @@ class GridKernelWriter(KernelWriter):
         self._line("block_barrier()")
         return Accumulator(value, place, lanes)
 
-    def _shared(self, dtype: str, count: int) -> str:
-        name = f"shared{len(self.head)}"
-        self.head.append(f"    var {name} = shared[{dtype}, {count}]()")
+    def _shared(self, dtype: str, count: int, use: str) -> str:
+        """Shared memory for one use at a time."""
+        name = self.memory.get((dtype, count, use))
+        if name is None:
+            name = self.memory[dtype, count, use] = f"shared{len(self.memory)}"
+            self.head.append(f"    var {name} = shared[{dtype}, {count}]()")
         return name
 
     # -- memory ----------------------------------------------------------------------------------------------

@@ -53,9 +53,12 @@ HELD, REGISTERS = 4, 32
 """Vectors of a row that a thread holds, and elements at most."""
 SHORT = 16
 """Inner iterations that are left to one thread if memory runs along an outer loop."""
+SHARED = 48 << 10
+"""Bytes of shared memory that a block has."""
 TILE = 32
 """Indices of a transpose's two loops that a block has."""
 STORES = 2
+"""How often a byte that is written counts, where loops are compared by what runs along memory."""
 COLUMNS = 32
 """Neighbouring outer indices of a block whose threads share inner loops as well."""
 
@@ -130,6 +133,8 @@ def grid_scatter(d: Definition, layouts: Mapping[str, Layout]) -> list[GridNest]
         Unsupported: There is no atomic operation for it.
     """
     assert isinstance(d.how, Scatter)
+    if d.how.combiner == "sum" and d.dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
+        raise Unsupported("atomic additions are in no order, and deterministic algorithms are asked for")
     if d.how.combiner == "product" or (d.how.combiner != "set" and d.dtype is torch.bool):
         raise Unsupported(f"a GPU has no atomic {d.how.combiner} of {d.dtype}")
     plain = dataclasses.replace(d, how=None)
@@ -150,8 +155,10 @@ def _accesses(stage: StageNest) -> Iterator[tuple[Index, int]]:
 
 
 def _along(v: Var, stages: tuple[StageNest, ...], outer: tuple[Var, ...]) -> int:
-    """Bytes of memory that are read and written in steps of one element along ``v``; stores, of which no cache makes
-    whole lines, count ``STORES`` times."""
+    """Bytes of memory that are read and written in steps of one element along ``v``.
+
+    A tensor that several stages read counts once. Stores, of which no cache makes whole lines, count ``STORES`` times.
+    """
     loaded: dict[str, int] = {}
     stored = 0
     for s in stages:
@@ -223,14 +230,21 @@ def _across(n: Nest, fast: Var) -> Var | None:
     found = [(_transposed(n, fast, v), k, v) for k, v in enumerate(n.outer) if v != fast and cost.count([v]) >= 8]
     most, _, v = max(found, key=lambda x: x[:2], default=(0, 0, None))
     written = sum(s.dtype.itemsize for s in stage.statements if s.address is not None) * cost.count(n.outer)
-    return v if most * 4 >= written else None
+    if v is None or most * 4 < written:
+        return None
+    tiles = sum(x.dtype.itemsize for x in _turned(n, fast, v)) * TILE * (TILE + 1)
+    return v if tiles <= SHARED else None
+
+
+def _turned(n: Nest, fast: Var, v: Var) -> set[Load]:
+    """What is read in steps of one along ``v``, and in longer ones along ``fast``."""
+    reads = walk(*(s.body for s in n.stages[0].statements))
+    return {x for x in reads if isinstance(x, Load) and passes_tile(x, fast, v)}
 
 
 def _transposed(n: Nest, fast: Var, v: Var) -> int:
-    """Bytes that are read in steps of one along ``v``, and in longer ones along ``fast``."""
-    loaded = {
-        x for s in n.stages[0].statements for x in walk(s.body) if isinstance(x, Load) and passes_tile(x, fast, v)
-    }
+    """The bytes of that."""
+    loaded = _turned(n, fast, v)
     return sum(x.dtype.itemsize * cost.count(w for w in n.outer if w in x.index[0].variables) for x in loaded)
 
 
