@@ -141,7 +141,7 @@ def _explain_function(function: str, device: str) -> None:
     for number, (job, there) in enumerate(batch.looked_up):
         answer = "hit" if there else f"miss: {job.store.why_missing(job.parts)}"
         ops = str(job.region.compute_nodes)
-        result.add_row(str(number), job.begins_at(), ops, job.key[:12], answer)
+        result.add_row(str(number), job.region.begins_at(), ops, job.key[:12], answer)
     Console().print(result)
 
 

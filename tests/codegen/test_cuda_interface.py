@@ -15,9 +15,11 @@ import torch
 
 from tests.gpu.cuda_kernels import HEAD, large_blocks, sources
 from torch_max_backend.base.errors import CompileError, ExecutionError
+from torch_max_backend.base.target import Machine
 from torch_max_backend.compile import cuda_build, cuda_toolkit
-from torch_max_backend.compile.cuda_build import build_cubin, build_key, build_launcher, build_ptx, launcher_key
+from torch_max_backend.compile.cuda_build import build_cubin, build_launcher, build_ptx
 from torch_max_backend.compile.cuda_toolkit import link, resources_in
+from torch_max_backend.compile.program_libraries import library_parts
 from torch_max_backend.runtime.cuda_launch import CudaLibrary, Launch, Launches, Word
 
 pytestmark = pytest.mark.any_runner("kernels without a graph")
@@ -153,7 +155,16 @@ def test_without_cudas_linker_the_driver_gets_the_text(monkeypatch: pytest.Monke
 @needs_linker
 def test_a_cubin() -> None:
     assert build_cubin(KERNEL).startswith(b"\x7fELF")
-    assert build_key("sm_90a") != build_key("sm_80") and len(launcher_key()) == 64
+    with Machine.parse("cuda:sm_90a", host="x86_64-0123", cpu="x86-64-v3").pretended():
+        kernels, launcher = library_parts(KERNEL, "sm_90a"), library_parts("launcher")
+    assert kernels == library_parts(KERNEL, "sm_90a") != library_parts(KERNEL, "sm_80")
+    assert launcher == {**library_parts("launcher"), "target": "x86_64-0123"}
+
+
+def test_the_launcher_for_another_processor() -> None:
+    assert build_launcher("x86-64-v3")[:4] == build_launcher()[:4] == b"\x7fELF"
+    with pytest.raises(CompileError, match=r"nothing-v3"):
+        build_launcher("nothing-v3")
 
 
 def test_a_refusal_of_mojo_is_one_error_with_its_text() -> None:

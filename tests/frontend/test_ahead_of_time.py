@@ -41,7 +41,8 @@ def tell(**more):
     from torch_max_backend import reports
     found = reports()
     lowering = "torch_max_backend.lowering.graph_builder" in sys.modules
-    print(json.dumps({"warm": [r.warm for r in found], "lowering": lowering, **more}))
+    programs = [r.stats.programs for r in found]
+    print(json.dumps({"warm": [r.warm for r in found], "programs": programs, "lowering": lowering, **more}))
 """
 
 SAVE = """
@@ -97,12 +98,23 @@ def elsewhere(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_a_saved_function_needs_no_cache_and_takes_other_weights(run: Run, tmp_path: Path) -> None:
-    saved, errors = run(SAVE)
-    assert saved["warm"] == [False], errors
+@pytest.mark.parametrize("executor", ["graph", "auto"])
+def test_a_saved_function_needs_no_cache_and_takes_other_weights(run: Run, tmp_path: Path, executor: str) -> None:
+    """As a MAX graph, and as a program of generated kernels."""
+    saved, errors = run(SAVE, TORCH_MAX_BACKEND_EXECUTOR=executor)
+    assert saved["warm"] == [False] and saved["programs"] == [int(executor == "auto")], errors
     loaded, errors = run(LOAD, **elsewhere(tmp_path))
-    assert loaded == {"warm": [True], "lowering": False, "differ": True}, errors
+    assert loaded == {"warm": [True], "programs": saved["programs"], "lowering": False, "differ": True}, errors
     assert not list((tmp_path / "empty").rglob("*.mef"))
+
+
+def test_a_saved_program_of_library_calls_alone(run: Run, tmp_path: Path) -> None:
+    sorts = "Model.forward = lambda self, x: x.sort(-1).values\n"
+    run(sorts + SAVE, TORCH_MAX_BACKEND_EXECUTOR="auto")
+    load = "torch.set_grad_enabled(False)\nx = torch.randn(4, 8)\n"
+    load += "assert torch.equal(load()(Model(0), x), x.sort(-1).values)\ntell()\n"
+    loaded, errors = run(sorts + load, **elsewhere(tmp_path))
+    assert loaded.get("warm") == [True] and loaded["programs"] == [1], errors
 
 
 def test_damaged_and_foreign_files(run: Run, file: Path) -> None:

@@ -13,14 +13,23 @@ from typer.testing import CliRunner
 
 from tests.support.harness import STRICT
 from torch_max_backend import reports
-from torch_max_backend.base.errors import EnvironmentUnsupportedError
+from torch_max_backend.base.errors import CompileError, EnvironmentUnsupportedError
 from torch_max_backend.base.target import Machine, elsewhere
 from torch_max_backend.cli import app
 from torch_max_backend.compile.cache.key import cpu_target
 from torch_max_backend.compile.cache.store import Store
 from torch_max_backend.compile.compiler import put_off
+from torch_max_backend.compile.program_libraries import launcher_job
+from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.diagnostics import report
+from torch_max_backend.diagnostics.report import GraphReport
+from torch_max_backend.frontend import compiled_graph
+from torch_max_backend.frontend.compiled_graph import SavedGraph
 from torch_max_backend.frontend.prebuild import load_function, regions_of
+from torch_max_backend.options import resolve
+from torch_max_backend.runtime.call_path import CallSpec
+from torch_max_backend.runtime.cuda_launch import CUBIN, LAUNCHER
+from torch_max_backend.runtime.program import ProgramSpec
 from torch_max_backend.runtime.session import check_device, get_accelerators, target_for
 
 PROGRAM = """
@@ -169,6 +178,74 @@ def test_prebuild(program: str, store: Store, tmp_path: Path, device: str) -> No
     code, text = cache("explain", f"{program}:run", "--device", device)
     assert code == 0, text
     assert "hit" in text and "miss" not in text
+
+
+SOFTMAX = """
+import torch
+
+def softmax(x):
+    return torch.softmax(x, -1) * 2
+
+def run(device):
+    x = torch.randn(64, 4096, device=device)
+    with torch.no_grad():
+        torch.compile(softmax, backend="max_backend", options={"fallback": "error", "executor": "auto"})(x)
+"""
+
+
+@pytest.mark.any_runner("a program of generated kernels")
+def test_prebuild_of_generated_kernels(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cubin for an absent GPU, without MAX, and what launches it on the other machine's processor."""
+    if get_accelerators():
+        pytest.skip("tells nothing where there is a GPU")
+    file, bundle = tmp_path / "softmax.py", tmp_path / "bundle"
+    file.write_text(SOFTMAX)
+    monkeypatch.setattr("torch_max_backend.compile.compiler.submit", None)
+    machine = ["--device", "cuda:sm_90a", "--host", "x86_64-0123", "--cpu", "x86-64-v3"]
+
+    assert "miss: no such region was compiled yet" in cache("explain", f"{file}:run", "--device", "cuda:sm_90a")[1]
+    assert store.usage() == (0, 0)
+    code, text = cache("prebuild", f"{file}:run", *machine, "--export", str(bundle))
+    assert code == 0 and "1 compiled, 0 in the cache already" in text, text
+    kinds = {record.graph: record for record in store.records()}
+    assert kinds.keys() == {CUBIN, LAUNCHER}
+    assert kinds[CUBIN].parts["target"] == "cuda:sm_90a" and kinds[LAUNCHER].parts["target"] == "x86_64-0123"
+    assert all(store.blob_path(record.sha).read_bytes().startswith(b"\x7fELF") for record in kinds.values())
+
+    code, text = cache("prebuild", f"{file}:run", *machine)
+    assert code == 0 and "0 compiled, 1 in the cache already" in text, text
+    assert "hit" in cache("explain", f"{file}:run", "--device", "cuda:sm_90a")[1]
+    store.clear()
+    assert cache("import", str(bundle))[0] == 0
+    assert {record.graph: record for record in store.records()} == kinds
+
+
+@pytest.mark.any_runner("a program of generated kernels")
+def test_a_prebuild_that_fails_is_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if get_accelerators():
+        pytest.skip("tells nothing where there is a GPU")
+    (tmp_path / "softmax.py").write_text(SOFTMAX)
+
+    def refused(*_: Any, **__: Any) -> bytes:
+        raise CompileError("no kernels today")
+
+    monkeypatch.setattr("torch_max_backend.compile.programs.build_cubin", refused)
+    code, text = cache("prebuild", f"{tmp_path / 'softmax.py'}:run", "--device", "cuda:sm_90a")
+    assert code == 1 and "0 compiled, 0 in the cache already" in text and "1 regions did not compile" in text
+
+
+@pytest.mark.any_runner("a program of generated kernels")
+def test_a_saved_graph_finds_kernels_and_what_launches_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another process, on the GPU of each region. Without the launcher, it is compiled."""
+    store.put(b"kernels", {"ab" * 32: CUBIN}, {})
+    saved = SavedGraph(b"", ("ab" * 32, "", "ab" * 32), GraphReport("", 1, 1, (), CompileStats()), resolve())
+    regions = tuple(ProgramSpec("", {}, (), gpus=(gpu,)) for gpu in (0, 0, 1))
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(compiled_graph.GridLibrary, "__init__", lambda self, *args: made.append(args))
+    first, none, last = compiled_graph.models_of(saved, CallSpec("", regions))
+    launcher = store.get(launcher_job(store).key)
+    assert first and last and none is None and launcher is not None and launcher.graph == LAUNCHER
+    assert [(cubin, place, gpu) for cubin, _, place, gpu in made] == [(b"kernels", launcher.blob, k) for k in (0, 1)]
 
 
 def test_the_cpu_entries_are_what_a_program_finds(program: str, store: Store) -> None:

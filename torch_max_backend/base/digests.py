@@ -17,6 +17,11 @@ def digest(data: bytes | str) -> str:
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
+def key_of(parts: dict[str, str]) -> str:
+    """The key in the store of what is made of named parts."""
+    return digest("\n".join(f"{k}={v}" for k, v in sorted(parts.items())))
+
+
 def digest_files(paths: Iterable[Path]) -> str:
     """Digest of the names, each with its folder's, and the bytes of files, in any order."""
     total = hashlib.sha256()

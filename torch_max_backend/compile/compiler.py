@@ -32,6 +32,7 @@ from torch_max_backend.compile.job import (
     submit,
 )
 from torch_max_backend.compile.pending import deferring, over, taking_over, under_way
+from torch_max_backend.compile.program_libraries import LibraryJob
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.compile.worker_pool import is_closing, stop
 from torch_max_backend.lowering.graph_builder import refuse_negative_numbers
@@ -46,10 +47,15 @@ log = logging.getLogger("torch_max_backend")
 # -- putting compiles off ------------------------------------------------------------------------------------------
 @dataclass
 class Batch:
-    """Regions that were put off: the missing ones by key, and every one that was looked up, with the answer."""
+    """Regions that were put off: the missing ones by key, and every one that was looked up, with the answer.
+
+    ``libraries`` are the missing ones of those that are programs, ``launchers`` what programs need beside them.
+    """
 
     jobs: dict[str, Job] = field(default_factory=dict)
-    looked_up: list[tuple[Job, bool]] = field(default_factory=list)
+    libraries: dict[str, LibraryJob] = field(default_factory=dict)
+    launchers: dict[str, LibraryJob] = field(default_factory=dict)
+    looked_up: list[tuple[Job | LibraryJob, bool]] = field(default_factory=list)
 
 
 _batch: Batch | None = None
@@ -79,13 +85,37 @@ def compile_together(options: Options, graphs_per_module: int = 24) -> Iterator[
     compile_batch(batch, options, graphs_per_module)
 
 
-def compile_batch(batch: Batch, options: Options, graphs_per_module: int = 24) -> list[Job]:
-    """Compile what was put off, in few modules; returns the jobs that MAX could not compile."""
+def put_off_libraries(libraries: list[LibraryJob], launchers: list[LibraryJob]) -> bool:
+    """Put off the libraries of a graph's programs, if compiles are put off and one of them is missing.
+
+    For a machine elsewhere they are put off in any case: they cannot be loaded here.
+    """
+    if _batch is None:
+        return False
+    missing = {}
+    for job in libraries:
+        there = job.is_there()
+        _batch.looked_up.append((job, there))
+        if not there:
+            missing[job.key] = job
+    _batch.libraries.update(missing)
+    _batch.launchers.update({job.key: job for job in launchers})
+    return bool(missing) or elsewhere() is not None
+
+
+def compile_batch(batch: Batch, options: Options, graphs_per_module: int = 24) -> list[Job | LibraryJob]:
+    """Compile what was put off, in few modules; returns the jobs that could not be compiled."""
     jobs, started = list(batch.jobs.values()), []
     for start in range(0, len(jobs), graphs_per_module):
         lowered = lower(jobs[start : start + graphs_per_module])
         started.append((lowered, submit(lowered, options)))
-    failed = []
+    failed: list[Job | LibraryJob] = []
+    for library in [*batch.libraries.values(), *batch.launchers.values()]:
+        try:
+            library.done(CompileStats())
+        except CompileError as error:
+            log.warning("a program of generated kernels did not compile: %s", error)
+            failed.append(library)
     for lowered, future in started:
         try:
             save(result(lowered, future, options)[0], lowered.jobs)

@@ -14,15 +14,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch_max_backend.base.digests import cpu_target, digest, package_version
 from torch_max_backend.base.errors import CompileError
-from torch_max_backend.compile.cuda_toolkit import compile_cuda, link, toolkit_version
+from torch_max_backend.compile.cuda_toolkit import compile_cuda, link
 from torch_max_backend.compile.mojo_build import (
     INTERFACE,
     build_shared_library,
     compiler_environment,
     compiler_folder,
-    interface_digest,
     program,
     run_compiler,
 )
@@ -64,24 +62,16 @@ def build_cubin(
     return linked.cubin
 
 
-def build_key(arch: str) -> str:
-    """What a cubin depends on beside its source."""
-    return "\n".join([arch, interface_digest(), package_version("mojo-compiler"), toolkit_version()])
+def build_launcher(cpu: str = "") -> bytes:
+    """The library by which a program launches kernels.
 
-
-def build_launcher() -> bytes:
-    """The library, for this machine's CPU, by which a program launches kernels.
+    Args:
+        cpu: LLVM's name of the processor that runs it; this machine's unless it is given.
 
     Raises:
         CompileError: With the compiler's text, or with the reason why it could not run.
     """
-    return build_shared_library(LAUNCHER_SOURCE.read_text(), name="cuda_launch")
-
-
-def launcher_key() -> str:
-    """The key of the launcher in the store."""
-    parts = [LAUNCHER_SOURCE.read_text(), interface_digest(), package_version("mojo-compiler"), cpu_target()]
-    return digest("\n".join(parts))
+    return build_shared_library(LAUNCHER_SOURCE.read_text(), name="cuda_launch", cpu=cpu)
 
 
 def build_ptx(

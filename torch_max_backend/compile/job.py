@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_max_backend.aten_functions.support.node_context import CodeSettings
 from torch_max_backend.base.errors import CompileError
 from torch_max_backend.base.target import Target
-from torch_max_backend.capture.fake_tensors import tensors_of, user_line, value_of
+from torch_max_backend.capture.fake_tensors import tensors_of, value_of
 from torch_max_backend.compile.cache.store import Store
 from torch_max_backend.compile.progress import about_seconds, wait_for
 from torch_max_backend.compile.worker_pool import pool_for, stop
@@ -38,10 +38,6 @@ class Job:
     devices: set[torch.device]
     settings: CodeSettings
     store: Store
-
-    def begins_at(self) -> str:
-        """The first line of the user's program that the region is made from; empty if torch does not know it."""
-        return next((where for node in self.region.nodes if (where := user_line(node))), "")
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,14 @@ def interface_digest() -> str:
     return digest_files(INTERFACE.rglob("*.mojo"))
 
 
-def build_shared_library(source: str, *, name: str = "kernels", raw: bool = True, contract: bool = True) -> bytes:
-    """Compile ``source`` for this machine's CPU and return the library.
+def build_shared_library(
+    source: str, *, name: str = "kernels", raw: bool = True, contract: bool = True, cpu: str = ""
+) -> bytes:
+    """Compile ``source`` for a CPU and return the library.
 
     ``raw`` chooses the interface over the compiler's own operations, which takes tenths of a second; without it, the
     one over Mojo's standard library, which takes seconds. ``contract`` lets a product and a sum become one rounding.
+    ``cpu`` is LLVM's name of the processor; this machine's unless it is given.
 
     Raises:
         CompileError: With the compiler's text, or with the reason why it could not run.
@@ -47,6 +50,7 @@ def build_shared_library(source: str, *, name: str = "kernels", raw: bool = True
         command += ["--disable-warnings", "-I", INTERFACE]
         command += [] if raw else ["-I", INTERFACE / "std_based"]
         command += [] if contract else ["--fp-mode", "contract=off"]
+        command += ["--target-cpu", cpu] if cpu else []
         environment = compiler_environment(INTERFACE / "raw" if raw else _modular_folder() / "lib" / "mojo")
         if linker:  # it wants to see a C compiler all the same, without running it
             (folder / "cc").touch(0o755)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from torch_max_backend.base.digests import cpu_target, digest, package_version
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.target import elsewhere
 from torch_max_backend.base.torch_logs import KERNELS, LOOPS, SCHEDULE, artifact
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.compile.cache.configured_store import store_for
-from torch_max_backend.compile.cuda_build import build_cubin, build_key, build_launcher, launcher_key
-from torch_max_backend.compile.mojo_build import build_shared_library, interface_digest
-from torch_max_backend.compile.scratch_folder import ScratchFolder
+from torch_max_backend.compile.compiler import put_off_libraries
+from torch_max_backend.compile.cuda_build import build_cubin
+from torch_max_backend.compile.mojo_build import build_shared_library
+from torch_max_backend.compile.program_libraries import LibraryJob, launcher_job, library_parts
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.loops.from_region import NodesWithoutLoopsError, device_of, program_of
 from torch_max_backend.loops.libraries import PRODUCTS
@@ -29,6 +26,7 @@ from torch_max_backend.loops.program import Call
 from torch_max_backend.loops.program import Program as LoopProgram
 from torch_max_backend.options import Options
 from torch_max_backend.partition.region import Region
+from torch_max_backend.runtime.cuda_launch import CUBIN
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import LIBRARY, Library, load_library
 from torch_max_backend.schedule.machine import CPU, GPU
@@ -39,18 +37,23 @@ log = logging.getLogger("torch_max_backend")
 
 @dataclass(frozen=True)
 class Program:
-    """A region's program with its key in the store; ``key`` is empty if there is no kernel to compile.
+    """A region's program with the library that it needs, which is none if there is no kernel to compile.
 
     ``region`` is the region's position. Loops and schedule are for the log.
     """
 
     written: WrittenProgram
-    key: str
+    library: LibraryJob | None
     region: int
     loops: LoopProgram
     schedule: Schedule
     arch: str = ""
     """The architecture of the GPU that it runs on; empty for a CPU."""
+
+    @property
+    def key(self) -> str:
+        """The library's key in the store; empty without one."""
+        return self.library.key if self.library else ""
 
 
 def runs_programs(options: Options) -> bool:
@@ -101,7 +104,7 @@ def programs_of(
             log.warning("A region cannot be a program: %r. MAX compiles it instead.", error)
             continue
         arch = "" if gpu is None else architecture(gpu)
-        found[k] = Program(written, _key(written.source, arch) if written.source else "", k, program, plan, arch)
+        found[k] = Program(written, _job(written, region, arch, options), k, program, plan, arch)
     return found
 
 
@@ -136,24 +139,37 @@ def _is_computed(node: fx.Node) -> bool:
     return node.op == "call_function" or str(node.target).startswith("tangents")
 
 
-def _key(source: str, arch: str) -> str:
-    parts = [source, interface_digest(), package_version("mojo-compiler"), cpu_target(), package_version("torch")]
-    if arch:
-        parts = [source, build_key(arch)]
-    return digest("\n".join(parts))
+def _job(written: WrittenProgram, region: Region, arch: str, options: Options) -> LibraryJob | None:
+    """The library of a program's kernels, if it has any."""
+    source, threads = written.source, written.threads
+    if not source:
+        return None
+
+    def for_cpu() -> bytes:
+        return build_shared_library(source, name="program", contract=False)
+
+    def for_gpu() -> bytes:
+        return build_cubin(source, arch=arch, threads=threads)
+
+    kind, build = (CUBIN, for_gpu) if arch else (LIBRARY, for_cpu)
+    return LibraryJob(library_parts(source, arch), kind, build, store_for(options), region, written.spec.kernels)
 
 
 def libraries_of(
     programs: Sequence[Program], options: Options, stats: CompileStats
-) -> list[Library | GridLibrary | None]:
-    """The libraries of programs, in order: from the store, or compiled now.
+) -> list[Library | GridLibrary | None] | None:
+    """The libraries of programs, in order: from the store, or compiled now. None if they were put off.
 
     Raises:
         CompileError: Mojo could not compile one.
     """
     for program in programs:
         _log(program)
-    return [_library(p, options, stats) for p in programs]
+    jobs = [p.library for p in programs if p.library]
+    launchers = [launcher_job(store_for(options))] if any(p.arch and p.library for p in programs) else []
+    if put_off_libraries(jobs, launchers):
+        return None
+    return [_loaded(p, launchers, stats) for p in programs]
 
 
 def _log(program: Program) -> None:
@@ -164,63 +180,12 @@ def _log(program: Program) -> None:
     artifact(KERNELS).debug("kernels of region %d:\n%s\n%s", k, written.source, written.spec.source)
 
 
-def _library(program: Program, options: Options, stats: CompileStats) -> Library | GridLibrary | None:
-    if not program.key:
+def _loaded(program: Program, launchers: Sequence[LibraryJob], stats: CompileStats) -> Library | GridLibrary | None:
+    if program.library is None:
         return None
-    written = program.written
+    path, sha = program.library.done(stats)
     if not program.arch:
-        path, sha = _built(program.key, options, stats, lambda: _for_cpu(written.source), written.spec.kernels)
         return load_library(path, sha)
-
-    def cubin() -> bytes:
-        return build_cubin(written.source, arch=program.arch, threads=written.threads)
-
-    path, sha = _built(program.key, options, stats, cubin, written.spec.kernels)
-    launcher = _launcher(options, stats)
-    return GridLibrary(path, sha, launcher, written.spec.gpus[0]) if elsewhere() is None else None
-
-
-def _for_cpu(source: str) -> bytes:
-    return build_shared_library(source, name="program", contract=False)
-
-
-def _launcher(options: Options, stats: CompileStats) -> Path:
-    """The library that launches kernels, which is the same for all programs."""
-    return _built(launcher_key(), options, stats, build_launcher, 0)[0]
-
-
-def _built(
-    key: str, options: Options, stats: CompileStats, build: Callable[[], bytes], kernels: int
-) -> tuple[Path, str]:
-    """The file of what ``build`` gives, and its digest: from the store, or made now."""
-    store = store_for(options)
-    entry = store.get(key)
-    if entry is not None:
-        stats.hits += bool(kernels)
-        store.note_lookup(key, "hit")
-        return entry.blob, entry.sha
-    with store.locked([key]):
-        entry = store.get(key)
-        if entry is None:
-            start = time.perf_counter()
-            built = build()
-            seconds = time.perf_counter() - start
-            stats.compile_s += seconds
-            log.info("compiled %d kernels in %.2f s", kernels, seconds)
-            store.put(built, {key: LIBRARY}, {key: {"key": key}})
-            entry = store.get(key)
-            if entry is None:  # the store could not be written
-                return _unsaved(key, built), key
-        return entry.blob, entry.sha
-
-
-@functools.cache
-def _folder() -> ScratchFolder:
-    return ScratchFolder()
-
-
-def _unsaved(key: str, built: bytes) -> Path:
-    path = _folder().path / f"{key}.so"
-    if not path.exists():  # it may be loaded, and must not change then
-        path.write_bytes(built)
-    return path
+    (launcher,) = launchers
+    place = launcher.done(stats)[0]
+    return GridLibrary(path.read_bytes(), sha, place, program.written.spec.gpus[0]) if elsewhere() is None else None

@@ -11,11 +11,17 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch_max_backend.base.digests import cpu_target, package_version
+from torch_max_backend.base.digests import cpu_target, digest, package_version
 from torch_max_backend.base.errors import SavedFunctionError
 from torch_max_backend.compile.cache.configured_store import store_for
+from torch_max_backend.compile.cache.store import Entry
+from torch_max_backend.compile.program_libraries import file_of, launcher_job
+from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.frontend.compiled_graph import CompiledGraph, carry
 from torch_max_backend.runtime.call_path import CallSpec
+from torch_max_backend.runtime.cuda_launch import CUBIN, LAUNCHER
+from torch_max_backend.runtime.program import LIBRARY
+from torch_max_backend.runtime.region_call import Model
 from torch_max_backend.runtime.session import get_accelerators, load
 
 try:
@@ -23,7 +29,7 @@ try:
 except ImportError:  # a torch that cannot compile ahead of time: nothing asks for the class
     SerializableCallable = object
 
-MAGIC = b"torch_max_backend ahead of time 1\n"
+MAGIC = b"torch_max_backend ahead of time 2\n"
 
 
 class AheadOfTimeFunction(SerializableCallable):
@@ -63,13 +69,13 @@ class AheadOfTimeFunction(SerializableCallable):
         entry = fn.entry()
         regions: dict[str, tuple[str, str]] = {}
         artifacts: dict[str, bytes] = {}
-        gpu = ""
+        gpu, launcher = "", b""
         for graph in _graphs(entry):
             saved = graph.saved
             if saved is None:  # AOTAutograd would have refused it
                 raise SavedFunctionError(f"the function cannot be saved: {graph.unsaved_because}")
             store = store_for(saved.options)
-            for key in saved.keys:
+            for key in filter(None, saved.keys):
                 found = store.get(key)
                 if found is None:
                     raise SavedFunctionError(
@@ -78,6 +84,8 @@ class AheadOfTimeFunction(SerializableCallable):
                     )
                 regions[key] = (found.sha, found.graph)
                 artifacts[found.sha] = found.blob.read_bytes()
+                if found.graph == CUBIN:
+                    launcher = launcher_job(store).done(CompileStats())[0].read_bytes()
             if any(region.gpus for region in CallSpec.loads(saved.spec).regions):
                 gpu = _gpu()
         content = {
@@ -86,6 +94,7 @@ class AheadOfTimeFunction(SerializableCallable):
             "gpu": gpu,
             "regions": regions,
             "artifacts": artifacts,
+            "launcher": launcher,
             "entry": pickle.dumps(entry),
         }
         data = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
@@ -103,12 +112,22 @@ class AheadOfTimeFunction(SerializableCallable):
             raise SavedFunctionError("the saved function is damaged, or was saved by another version of this package")
         content = pickle.loads(data[start:])
         _check(content)
-        models = {sha: load(blob, sha) for sha, blob in content["artifacts"].items()}
-        carry({key: models[sha][graph] for key, (sha, graph) in content["regions"].items()})
+        carry(
+            {key: _carried(content["artifacts"][sha], sha, graph) for key, (sha, graph) in content["regions"].items()}
+        )
+        if launcher := content["launcher"]:
+            carry({LAUNCHER: _carried(launcher, digest(launcher), LAUNCHER)})
         from torch._functorch._aot_autograd.aot_autograd_result import deserialize_bundled_cache_entry
 
         function = deserialize_bundled_cache_entry(pickle.loads(content["entry"]))
         return cls(function, lambda: pickle.loads(content["entry"]))
+
+
+def _carried(artifact: bytes, sha: str, graph: str) -> Model | Entry:
+    """A graph of an artifact, or the file of a library."""
+    if graph in (LIBRARY, CUBIN, LAUNCHER):
+        return Entry(file_of(artifact, sha), graph, sha)
+    return load(artifact, sha)[graph]
 
 
 def _check(content: dict[str, Any]) -> None:

@@ -8,11 +8,13 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from torch_max_backend.compile.cache.configured_store import store_for
+from torch_max_backend.compile.cache.store import Entry
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.diagnostics.report import GraphReport, record
@@ -20,8 +22,10 @@ from torch_max_backend.frontend.warm_start import graphs_of_trace, options_of_ca
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import Artifact, CallSpec, NotSavableError
 from torch_max_backend.runtime.cuda_graphs.replay import with_replay
-from torch_max_backend.runtime.program import LIBRARY, load_library
-from torch_max_backend.runtime.region_call import Model
+from torch_max_backend.runtime.cuda_launch import CUBIN, LAUNCHER
+from torch_max_backend.runtime.grid_program import GridLibrary
+from torch_max_backend.runtime.program import LIBRARY, ProgramSpec, load_library
+from torch_max_backend.runtime.region_call import Model, RegionSpec
 from torch_max_backend.runtime.session import load
 
 try:
@@ -137,7 +141,7 @@ class CompiledGraph(OutputCode):
         options = options_of_call.get() or saved.options  # what is saved serves every mode
         logs.configure(options)
         spec = CallSpec.loads(saved.spec)
-        self._run_by(with_replay(spec, models_of(saved), options), spec)
+        self._run_by(with_replay(spec, models_of(saved, spec), options), spec)
         count = len(saved.keys)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
         stats = CompileStats(count, saved.report.stats.programs, hits=count, keys=list(saved.keys))
@@ -148,38 +152,50 @@ class CompiledGraph(OutputCode):
             warnings.warn(report.warning(), stacklevel=2)
 
 
-_carried: dict[str, Model] = {}
+_carried: dict[str, Model | Entry] = {}
 
 
-def carry(models: dict[str, Model]) -> None:
-    """Have :func:`models_of` find these models, by key, without a store."""
+def carry(models: dict[str, Model | Entry]) -> None:
+    """Have :func:`models_of` find these models and libraries, by key, without a store. A launcher's key is its name."""
     _carried.update(models)
 
 
-def models_of(saved: SavedGraph) -> list[Artifact]:
+def models_of(saved: SavedGraph, spec: CallSpec) -> list[Artifact]:
     """The models and libraries of a saved graph's regions, from what was loaded with it or from the store.
 
     Raises:
         MissingRegionsError: A region is not in the store.
     """
-    models: list[Artifact] = []
-    for key in saved.keys:
-        if key in _carried:
-            models.append(_carried[key])
-            continue
-        store = store_for(saved.options)
-        if not key:  # a program of library calls alone
-            models.append(None)
-            continue
+    return [_model(key, region, saved.options) for key, region in zip(saved.keys, spec.regions, strict=True)]
+
+
+def _model(key: str, region: RegionSpec | ProgramSpec, options: Options) -> Artifact:
+    if not key:  # a program of library calls alone
+        return None
+    entry = _carried.get(key)
+    if entry is not None and not isinstance(entry, Entry):
+        return entry
+    if entry is None:
+        store = store_for(options)
         entry = store.get(key)
         if entry is None:
             raise MissingRegionsError(f"region {key[:12]}… is not in the cache {store.folder}")
-        if entry.graph == LIBRARY:
-            models.append(load_library(entry.blob, entry.sha))
-        else:
-            models.append(load(entry.blob, entry.sha)[entry.graph])
         store.note_lookup(key, "hit")
-    return models
+    if entry.graph == LIBRARY:
+        return load_library(entry.blob, entry.sha)
+    if entry.graph == CUBIN:
+        return GridLibrary(entry.blob.read_bytes(), entry.sha, _launcher(options), region.gpus[0])
+    return load(entry.blob, entry.sha)[entry.graph]
+
+
+def _launcher(options: Options) -> Path:
+    """The file of what launches kernels on a GPU."""
+    carried = _carried.get(LAUNCHER)
+    if isinstance(carried, Entry):
+        return carried.blob
+    from torch_max_backend.compile.program_libraries import launcher_job  # not needed for most
+
+    return launcher_job(store_for(options)).done(CompileStats())[0]
 
 
 def _restored(saved: SavedGraph) -> CompiledGraph:

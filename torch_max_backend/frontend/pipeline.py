@@ -64,7 +64,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
         build = _Build(gm, plan, static, options, compile_id, CompiledGraph(_eager(gm)), programs, unsaved)
         try:
             rest = [region for k, region in enumerate(plan.regions) if k not in programs]
-            build.compile_programs()
+            loaded = build.compile_programs()
             if options.compile == "background" and not is_deferring():
                 compiled = compile_in_background(rest, options, build.finish)
             else:
@@ -90,7 +90,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
                 cut.refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
     if plan.islands:
         warnings.warn(build.report(CompileStats(len(plan.regions))).warning(), stacklevel=2)
-    if compiled is not None and elsewhere() is None:
+    if compiled is not None and loaded and elsewhere() is None:
         build.finish(*compiled)
     return build.graph
 
@@ -173,8 +173,8 @@ class _Build:
     libraries: dict[int, Library | GridLibrary | None] = field(default_factory=dict)
     program_stats: list[CompileStats] = field(default_factory=list)
 
-    def compile_programs(self) -> None:
-        """Load or compile what the programs among the regions need.
+    def compile_programs(self) -> bool:
+        """Load or compile what the programs among the regions need; whether that is done, and not put off.
 
         Raises:
             ProgramError: Mojo could not compile one.
@@ -184,8 +184,11 @@ class _Build:
             found = libraries_of(list(self.programs.values()), self.options, stats)
         except CompileError as error:
             raise ProgramError(str(error)) from error
-        self.libraries.update(zip(self.programs, found, strict=True))
         self.program_stats.append(stats)
+        if found is None:
+            return False
+        self.libraries.update(zip(self.programs, found, strict=True))
+        return True
 
     def finish(self, models: list[Model], stats: CompileStats) -> None:
         """Write the call path, and report. ``models`` are those of the regions that are no programs."""

@@ -24,21 +24,26 @@ from torch_max_backend.base.errors import MaxBackendError
 from torch_max_backend.base.target import Machine
 from torch_max_backend.compile.compiler import Batch, compile_batch, put_off
 from torch_max_backend.compile.job import Job
+from torch_max_backend.compile.program_libraries import LibraryJob
 from torch_max_backend.options import Options
 
 
 @dataclass(frozen=True)
 class Prebuilt:
-    """What a function's regions came to: jobs in order, without repeats, by whether they were compiled."""
+    """What a function's regions came to: jobs in order, without repeats, by whether they were compiled.
 
-    compiled: list[Job]
-    present: list[Job]
-    failed: list[Job]
+    ``launchers`` are what programs on a GPU need beside their kernels.
+    """
+
+    compiled: list[Job | LibraryJob]
+    present: list[Job | LibraryJob]
+    failed: list[Job | LibraryJob]
+    launchers: list[LibraryJob]
 
     @property
     def keys(self) -> set[str]:
         """The keys that the store has now."""
-        return {job.key for job in self.compiled + self.present}
+        return {job.key for job in [*self.compiled, *self.present, *self.launchers]}
 
 
 def prebuild(function: Callable[..., Any], machine: Machine, options: Options) -> Prebuilt:
@@ -47,9 +52,10 @@ def prebuild(function: Callable[..., Any], machine: Machine, options: Options) -
         batch = regions_of(function, machine.device)
         failed = compile_batch(batch, options)
     keys = {job.key for job in failed}
-    compiled = [job for key, job in batch.jobs.items() if key not in keys]
-    present = {job.key: job for job, there in batch.looked_up if there}
-    return Prebuilt(compiled, list(present.values()), failed)
+    found = {job.key: (job, there) for job, there in batch.looked_up if job.key not in keys}
+    compiled, present = ([job for job, there in found.values() if there is known] for known in (False, True))
+    launchers = [job for key, job in batch.launchers.items() if key not in keys]
+    return Prebuilt(compiled, present, failed, launchers)
 
 
 def regions_of(function: Callable[..., Any], device: str) -> Batch:

@@ -11,7 +11,7 @@ import torch
 from sympy import Expr
 from torch import fx
 
-from torch_max_backend.capture.fake_tensors import expr_of, sizes_of, tensors_of, value_of
+from torch_max_backend.capture.fake_tensors import expr_of, sizes_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.partition.optimizer_updates import Update
 from torch_max_backend.partition.symbolic_dims import DimTable
@@ -54,6 +54,10 @@ class Region:
     outputs: list[Port]
     stores: list[tuple[fx.Node, fx.Node]] = field(default_factory=list)
     updates: tuple[Update, ...] = ()
+
+    def begins_at(self) -> str:
+        """The first line of the user's program that it is made from; empty if torch does not know it."""
+        return next((where for node in self.nodes if (where := user_line(node))), "")
 
     @cached_property
     def dims(self) -> DimTable:

@@ -20,6 +20,8 @@ from torch_max_backend.base.errors import ExecutionError
 
 LAUNCHER_SOURCE = Path(__file__).with_suffix(".mojo")
 """What :class:`Launches` needs compiled."""
+LAUNCHER, CUBIN = "launcher", "cubin"
+"""The names under which the store has that, and kernels, where it has the name of a graph for others."""
 
 MOST_PARAMETERS = 512
 """Of one kernel: CUDA allows 4 KiB of them."""

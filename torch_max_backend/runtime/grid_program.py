@@ -45,10 +45,10 @@ class GridSegmentSpec:
 
 
 class GridLibrary:
-    """Kernels in a file of machine code, loaded on a device, and the file of what launches them."""
+    """Kernels as machine code, loaded on a device, and the file of what launches them; ``sha`` is the code's digest."""
 
-    def __init__(self, path: Path, sha: str, launcher: Path, device: int) -> None:
-        self._kernels: CudaLibrary = load_cubin(path.read_bytes(), sha, device)
+    def __init__(self, cubin: bytes, sha: str, launcher: Path, device: int) -> None:
+        self._kernels: CudaLibrary = load_cubin(cubin, sha, device)
         self._launcher, self._device = launcher, device
 
     def launches(self, launches: Sequence[KernelLaunch]) -> Callable[[int, int], None]:

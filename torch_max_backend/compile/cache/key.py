@@ -10,6 +10,7 @@ from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.aten_functions.support.node_context import CodeSettings
 from torch_max_backend.base.digests import PACKAGE, digest, digest_files, kernels_digest, package_version
 from torch_max_backend.base.digests import cpu_target as cpu_target
+from torch_max_backend.base.digests import key_of as key_of
 from torch_max_backend.base.import_graph import import_closure, module_file
 from torch_max_backend.capture.fake_tensors import tensors_of, value_of
 from torch_max_backend.partition.region import Region
@@ -34,11 +35,6 @@ def key_parts(region: Region, settings: CodeSettings, target: str) -> dict[str, 
         "max": package_version("max"),
         "mojo": package_version("mojo-compiler"),
     }
-
-
-def key_of(parts: dict[str, str]) -> str:
-    """The key made of the parts."""
-    return digest("\n".join(f"{k}={v}" for k, v in sorted(parts.items())))
 
 
 _ROOTS = ("torch_max_backend.lowering.graph_builder", "torch_max_backend.compile.worker")
