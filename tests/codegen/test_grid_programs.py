@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from tests.support.loop_programs import LoopProgram
+from tests.support.loop_programs import LoopProgram, random_program
 from torch_max_backend.base.errors import Unsupported
+from torch_max_backend.codegen.grid_kernel_writer import GridKernelWriter
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
+from torch_max_backend.codegen.source import Slot, touched
+from torch_max_backend.compile.cuda_build import build_cubin
 from torch_max_backend.loops.expr import op
 from torch_max_backend.loops.index import Index, Sym
 from torch_max_backend.loops.program import Input
-from torch_max_backend.loops.rules import indexing
-from torch_max_backend.loops.tensor import building, define, named, pointwise
+from torch_max_backend.loops.rules import indexing, reduce, views
+from torch_max_backend.loops.tensor import Tensor, building, define, named, pointwise
 from torch_max_backend.runtime.index_reports import error_at
+from torch_max_backend.schedule.grid import GridNest
 from torch_max_backend.schedule.machine import GPU
 from torch_max_backend.schedule.plan import schedule
 
@@ -79,3 +84,98 @@ def test_without_checks_the_same_kernels_report_nothing() -> None:
     written = write_program(made.region(), schedule(made.program, GPU), inputs, 0, check_indices=False)
     assert written.source == checked.source
     assert written.spec.sites == () and "errors" not in written.spec.source
+
+
+# -- how work is shared out --------------------------------------------------------------------------------------------
+def nests(function: Callable[[Tensor], Tensor], *shape: int, dtype: torch.dtype = torch.float32) -> list[GridNest]:
+    """The kernels of a function of one contiguous tensor."""
+    sizes = tuple(map(Index.of, shape))
+    strides = tuple(Index.of(n) for n in torch.empty(shape, device="meta").stride())
+    with building() as builder:
+        builder.program.inputs["x0"] = Input("x0", dtype, sizes, strides)
+        y = function(named("x0", sizes, dtype))
+        name = define(y.shape, y.dtype, y.at).at(tuple(Index.of(0) for _ in y.shape)).source  # type: ignore[attr-defined]
+        builder.program.outputs.append((name, tuple(range(len(y.shape)))))
+        return [s for s in schedule(builder.program, GPU).steps if isinstance(s, GridNest)]
+
+
+def texts(function: Callable[[Tensor], Tensor], *shape: int, dtype: torch.dtype = torch.float32) -> str:
+    """The kernels' text."""
+    written = []
+    for nest in nests(function, *shape, dtype=dtype):
+        slots = {name: Slot(k, dtype) for k, (name, _) in enumerate(touched(nest))}
+        written.append(GridKernelWriter(nest, slots).text())
+    return "\n".join(written)
+
+
+def softmax(x: Tensor) -> Tensor:
+    return reduce.softmax(x, 1)
+
+
+def test_a_row_is_read_once() -> None:
+    (nest,) = nests(softmax, 8192, 512)
+    assert (nest.threads, nest.lanes, nest.held) == (32, 4, 4)
+    assert nest.parts == 8192 and nest.block == 256
+    text = texts(softmax, 8192, 512)
+    assert text.count("load_aligned[4]") == text.count("exp(") == text.count("store_aligned") == 4
+    assert text.count("warp_max[32]") == text.count("warp_add[32]") == 1
+
+
+def test_a_long_row_has_a_block() -> None:
+    text = texts(softmax, 4096, 16384)
+    assert text.count("block_max") == text.count("block_add") == 1
+
+
+def test_odd_rows_have_no_vectors_and_few_elements_idle() -> None:
+    (nest,) = nests(softmax, 4096, 28)
+    assert (nest.threads, nest.lanes) == (8, 4)
+    (nest,) = nests(softmax, 4096, 29)
+    assert (nest.threads, nest.lanes) == (32, 1)
+
+
+def test_columns_are_shared_by_neighbours() -> None:
+    first, second = nests(lambda x: reduce.over("sum", x, [0], False), 100_000, 64)
+    assert first.columns and second.columns and first.outer[-1].size == 64
+
+
+def test_a_transpose_passes_through_tiles() -> None:
+    (nest,) = nests(views.t, 512, 768)
+    assert nest.tile is not None and nest.block == 256 and nest.parts == 16 * 24
+    text = texts(views.t, 512, 768)
+    assert text.count("shared_store") == text.count("shared_load") == 4 and text.count("block_barrier") == 1
+
+
+def test_short_rows_are_written_in_whole_vectors() -> None:
+    """Three columns and a row that is added to each: vectors run over the ends of rows."""
+
+    def added(x: Tensor) -> Tensor:
+        return pointwise(lambda a, b: a + b, x, views.expand(views.slice_(x, 0, 0, 1), [400_000, 3]))
+
+    (nest,) = nests(added, 400_000, 3)
+    assert nest.lanes == 4 and nest.outer[-1].size == 1_200_000
+    text = texts(added, 400_000, 3)
+    assert text.count("store_aligned") == 1 and text.count("with_lane") == 4 and "rem32(" in text
+
+
+def test_shares_cover_a_loop() -> None:
+    """Every element of a loop is some thread's, and no other's."""
+    for size, threads in ((28, 8), (512, 32), (513, 64), (3, 32)):
+        (stage,) = [s for s in nests(lambda x: reduce.over("sum", x, [1], False), 300, size)[0].stages if s.reduced]
+        nest = dataclasses.replace(nests(softmax, 300, size)[0], threads=threads, lanes=1)
+        (share,) = nest.shared(stage).values()
+        assert share == threads
+        assert sorted(i for t in range(threads) for i in range(t, size, share)) == list(range(size))
+
+
+# -- compiled without a GPU --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+def test_random_programs_compile(symbolic: bool) -> None:
+    """Their kernels become machine code; a GPU's assembler has looked at all of them."""
+    parts, threads = ["from kernel import *"], {}
+    for seed in range(24):
+        made = random_program(seed, symbolic=symbolic)
+        written = write_program(made.region(), schedule(made.program, GPU), [False] * len(made.inputs), 0)
+        text = written.source.replace("from kernel import *", "", 1)
+        parts.append(re.sub(r"\bkernel(\d+)\(", rf"p{seed}_kernel\1(", text))
+        threads |= {f"p{seed}_{name}": n for name, n in (written.threads or {}).items()}
+    assert len(build_cubin("\n".join(parts), threads=threads)) > 1000 and len(threads) > 40

@@ -172,7 +172,9 @@ def test_a_forked_child_leaves_its_parents_files_alone(program: Program) -> None
 def test_folders_of_ended_processes_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mine = ScratchFolder()
-    text = "from torch_max_backend.compile.scratch_folder import *\nprint(ScratchFolder().path)\nos._exit(0)"
+    text = (
+        "from torch_max_backend.compile.scratch_folder import *\nprint(ScratchFolder().path, flush=True)\nos._exit(0)"
+    )
     environment = dict(os.environ, TMPDIR=str(tmp_path))
     ended = Path(
         subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True).stdout.decode().strip()

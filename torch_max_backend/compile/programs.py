@@ -114,6 +114,8 @@ def _for_gpu(program: LoopProgram, options: Options) -> None:
         raise Unsupported("kernels are generated for NVIDIA GPUs")
     if options.executor == "program":
         return
+    if program.symbols:
+        raise Unsupported("sizes are symbolic, which generated kernels on a GPU are not used for yet")
     if options.device_graphs:
         raise Unsupported("device graphs are recorded of regions that MAX has compiled")
     products = {str(s.target) for s in program.steps if isinstance(s, Call) and s.target in PRODUCTS}
