@@ -168,6 +168,7 @@ def test_shares_cover_a_loop() -> None:
 
 
 # -- compiled without a GPU --------------------------------------------------------------------------------------------
+@pytest.mark.full
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 def test_random_programs_compile(symbolic: bool) -> None:
     """Their kernels become machine code; a GPU's assembler has looked at all of them."""
