@@ -164,16 +164,17 @@ class GridKernelWriter(KernelWriter):
         """An expression one lane after the other: a thread's loads need not be neighbours, its stores are."""
         v, lanes = self.vector, self.lanes
         assert v is not None
-        start = self.place[v]
+        start, registers = self.place[v], self.registers
         result, _ = self._new("w", f"const[{SHORT[x.dtype]}, {lanes}](0)", lanes)
         self.vector, self.lanes = None, 1
         for k in range(lanes):
             with self._scope():
                 self.lane = k
+                self.registers = {n: (f"lane_at({t}, {k})", 1) if w > 1 else (t, w) for n, (t, w) in registers.items()}
                 self.place[v] = self._new("k", f"{start} + {k}", 1)[0] if k else start
                 value = super()._guarded(x) if isinstance(x, Guarded) else super()._load(x)  # type: ignore[arg-type]
                 self._line(f"{result} = with_lane({result}, {k}, {self._widened(value, 1)})")
-        self.vector, self.lanes, self.lane = v, lanes, None
+        self.vector, self.lanes, self.lane, self.registers = v, lanes, None, registers
         self.place[v] = start
         return result, lanes
 

@@ -153,7 +153,7 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
         return [d]
     most = machine.most_parts if not machine.has_grid else max(2, machine.most_parts // _blocks(results, along_memory))
     parts = max(2, min(most, results * elements // part), -(-chain // CHAIN) if adds else 0)
-    outer, rest = [], list(how.variables)
+    whole, outer, rest = d, [], list(how.variables)
     while parts > 1 and rest:
         v = rest.pop(0)
         if v.size == 1:
@@ -170,8 +170,8 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
         outer.append((p, Index.of(p)))
         rest.insert(0, q)
         break
-    if not outer or all(v.size == 1 for v in rest):
-        return [d]
+    if all(p.size == 1 for p, _ in outer) or all(v.size == 1 for v in rest):
+        return [whole]
     names = tuple(p for p, _ in outer)
     partial = f"{d.name}_parts"
     first = dataclasses.replace(
