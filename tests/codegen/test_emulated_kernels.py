@@ -1,0 +1,172 @@
+"""The text of a GPU's kernels, run by an emulator: results, and that no element has two threads.
+
+``python -m tests.codegen.test_emulated_kernels`` writes ``grid_softmax.txt`` anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.codegen.test_written_source import CASES, SMOOTH, program
+from tests.support.grid_emulator import EmulatedLibrary, WrongKernelError
+from tests.support.grid_programs import SMALL, SMALL_GPU, check_emulated, programs_for_gpu
+from tests.support.loop_programs import LoopProgram
+from torch_max_backend.loops.rules import reduce, views
+from torch_max_backend.loops.tensor import Tensor, define, pointwise
+from torch_max_backend.runtime.grid_program import KernelLaunch
+from torch_max_backend.schedule.machine import GPU, Machine
+from torch_max_backend.schedule.plan import schedule
+
+pytestmark = pytest.mark.any_runner("programs without a graph")
+
+GOLDEN = Path(__file__).with_name("grid_softmax.txt")
+CHUNK = 40
+"""Programs of one test."""
+
+
+def for_gpu(function: Callable[..., tuple[Tensor, ...]], *inputs: torch.Tensor, smooth: bool = False) -> LoopProgram:
+    """The loop program of a function of tensors, for a GPU."""
+    return dataclasses.replace(program(function, *inputs, smooth=smooth), machine=GPU)
+
+
+def softmax_as_text() -> str:
+    made = for_gpu(lambda x: (reduce.softmax(x, -1, False),), torch.zeros(4096, 1024), smooth=True)
+    written = made.written()
+    parts = [schedule(made.program, GPU), written.source, written.spec.source]
+    return "\n\n".join(str(part).strip() for part in parts) + "\n"
+
+
+def test_softmax_is_written_like_this() -> None:
+    assert softmax_as_text() == GOLDEN.read_text()
+
+
+# -- emulated --------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, values in SMALL.items():
+        for name, value in values.items():
+            monkeypatch.setattr(f"torch_max_backend.schedule.{module}.{name}", value)
+
+
+def check_random(first: int, symbolic: bool, machine: Machine = GPU) -> None:
+    for made in programs_for_gpu(range(first, first + CHUNK), symbolic, machine):
+        check_emulated(made)
+
+
+@pytest.mark.parametrize(("first", "symbolic"), [(0, False), (200_000, True)])
+def test_random_programs(first: int, symbolic: bool) -> None:
+    check_random(first, symbolic)
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize(("first", "symbolic"), [(100_000, False), (300_000, True)])
+def test_random_programs_as_if_large(first: int, symbolic: bool) -> None:
+    check_random(first, symbolic, SMALL_GPU)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", [*range(CHUNK, 1000, CHUNK), *range(200_000 + CHUNK, 200_500, CHUNK)])
+def test_more_random_programs(first: int) -> None:
+    check_random(first, first >= 200_000)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("first", [*range(100_000 + CHUNK, 101_000, CHUNK), *range(300_000 + CHUNK, 300_500, CHUNK)])
+def test_more_random_programs_as_if_large(first: int) -> None:
+    check_random(first, first >= 300_000, SMALL_GPU)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_programs_that_were_wrong_on_a_cpu(name: str) -> None:
+    function, x = CASES[name]
+    check_emulated(for_gpu(function, x, smooth=name in SMOOTH))
+
+
+def test_a_part_is_shorter_than_what_is_reduced() -> None:
+    """Otherwise the second reduction, over the only part, is none."""
+    rows = (torch.arange(128 * 64) % 7 - 3).float().reshape(128, 64)
+    check_emulated(for_gpu(lambda x: (reduce.over("sum", x, [1]), reduce.amax(x, [1])), rows))
+
+
+@pytest.mark.usefixtures("as_if_large")
+def test_lanes_one_after_the_other_read_registers_of_vectors() -> None:
+    (made,) = programs_for_gpu([102_624], machine=SMALL_GPU)
+    check_emulated(made)
+
+
+SHAPES = [(1, 1), (1, 4000), (4000, 1), (3, 5), (70, 33), (33, 70), (128, 1024), (5, 10_007), (2500, 48)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_every_element_has_one_thread(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Whatever shares a nest has: the emulator finds an element that is written twice, or by none."""
+    x = (torch.arange(math.prod(shape)) % 7 - 3).to(dtype).reshape(shape)
+
+    def all_kinds(x: Tensor) -> tuple[Tensor, ...]:
+        wide = pointwise(lambda e: e + 1, x)
+        sums = [reduce.over("sum", x, dims) for dims in ([0], [1], [0, 1])]
+        best = reduce.argmax(x, 1), reduce.argmin(x, 0)
+        turned = define(x.shape[::-1], x.dtype, lambda i: x.at((i[1], i[0])))
+        top = reduce.amax(x, [1], True)
+        return wide, *sums, *best, turned, pointwise(lambda a, b: a - b, x, top), views.roll(x, [3], [])
+
+    check_emulated(for_gpu(all_kinds, x))
+
+
+# -- the emulator itself -----------------------------------------------------------------------------------------------
+def emulate(body: str, *, threads: int = 64, blocks: int = 1) -> torch.Tensor:
+    """What a kernel writes to 64 numbers, which are 0, 1, 2, ... before."""
+    lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
+    library = EmulatedLibrary(f'@export\ndef kernel0(p0: Ptr[i64]) abi("C"):\n{lines}\n')
+    x = library.own(torch.arange(64))
+    words = (ctypes.c_int64 * 1)(x.data_ptr())
+    library.launches([KernelLaunch("kernel0", blocks, threads, (0,))])(ctypes.addressof(words), 0)
+    return x
+
+
+THREAD = "var i: Int = block_index() * 64 + thread_in_block()\n"
+WRONG = {
+    "an element that two threads write": "store(p0, 5, const[i64, 1](0))",
+    "outside of p0": "store(p0, thread_in_block() + 1, const[i64, 1](0))",
+    "an address that is not aligned": f"{THREAD}if i < 9:\n    store_aligned(p0, i * 2 + 1, const[i64, 2](0))",
+    "a race": f"{THREAD}var x = load[1](p0, 63 - i)\nstore(p0, i, x)",
+    "not all threads are at a barrier of the block": f"{THREAD}if i < 40:\n    block_barrier()",
+    "not all threads are at a shuffle": f"{THREAD}if i < 40:\n    var x = shuffle_xor(load[1](p0, i), 1)",
+    "a result of a thread without an element": (
+        f"{THREAD}var row: Int = i\nvar part: Int = imin(row, 40)\nvar x = warp_add[4](load[1](p0, part))\n"
+        "if row < 41:\n    store(p0, row, x)"
+    ),
+    "no numbers of 32 bits": f"{THREAD}var k: Int = div32(i - 1, 3)",
+    "a division of a negative number": f"{THREAD}var k: Int = (i - 1) // 3",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_the_emulator_finds(what: str) -> None:
+    with pytest.raises(WrongKernelError, match=what):
+        emulate(WRONG[what])
+
+
+def test_the_emulator_runs_threads_in_step() -> None:
+    turned = "var x = load[1](p0, 63 - i)\nblock_barrier()\nstore(p0, i, x)"
+    assert emulate(THREAD + turned).tolist() == [*range(63, -1, -1)]
+    sums = "var x = warp_add[4](load[1](p0, i))\nwarp_barrier()\nif rem32(i, 4) == 0:\n    store(p0, i, x)\n"
+    assert emulate(THREAD + sums)[:8].tolist() == [6, 1, 2, 3, 22, 5, 6, 7]
+    steps = "var k: Int = 0\nwhile k < i:\n    k += 2\nstore(p0, i, from_int[i64, 1](k))"
+    assert emulate(THREAD + steps).tolist() == [i + i % 2 for i in range(64)]
+    shared = "var s = shared[i64, 64]()\nshared_store(s, i, load[1](p0, i))\nblock_barrier()\n"
+    shared += "store(p0, i, add(shared_load[1](s, 63 - i), block_max(load[1](p0, i))))"
+    assert emulate(THREAD + shared).tolist() == [126 - i for i in range(64)]
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(softmax_as_text())
