@@ -9,6 +9,7 @@ os.environ.setdefault("TORCH_MAX_BACKEND_EXECUTOR", "graph")  # tests of program
 os.environ.setdefault("MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT", "5")  # many processes share a GPU
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from tests.support import all_to_torch
 from tests.support.processes import Processes
 from tests.support.selection import selection
 from torch_max_backend import get_accelerators
+from torch_max_backend.codegen.program_writer import WrittenProgram
+from torch_max_backend.compile import programs
 from torch_max_backend.partition.partitioner import Plan, _Cut
 
 
@@ -92,3 +95,17 @@ def processes() -> Iterator[Processes]:
     server = Processes()
     yield server
     server.close()
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[WrittenProgram]:
+    """Each program that is written."""
+    found: list[WrittenProgram] = []
+    write = programs.write_program
+
+    def noted(*args: Any) -> WrittenProgram:
+        found.append(write(*args))
+        return found[-1]
+
+    monkeypatch.setattr(programs, "write_program", noted)
+    return found

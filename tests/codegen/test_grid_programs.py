@@ -168,15 +168,11 @@ def test_shares_cover_a_loop() -> None:
 
 
 # -- compiled without a GPU --------------------------------------------------------------------------------------------
-@pytest.mark.full
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 def test_random_programs_compile(symbolic: bool) -> None:
     """Their kernels become machine code; a GPU's assembler has looked at all of them."""
-    parts, threads = ["from kernel import *"], {}
-    for seed in range(8):
+    for seed in range(16):
         made = random_program(seed, symbolic=symbolic)
         written = write_program(made.region(), schedule(made.program, GPU), [False] * len(made.inputs), 0)
-        text = written.source.replace("from kernel import *", "", 1)
-        parts.append(re.sub(r"\bkernel(\d+)\(", rf"p{seed}_kernel\1(", text))
-        threads |= {f"p{seed}_{name}": n for name, n in (written.threads or {}).items()}
-    assert len(build_cubin("\n".join(parts), threads=threads)) > 1000 and len(threads) > 15
+        assert written.threads, seed
+        assert len(build_cubin(written.source, threads=written.threads)) > 1000, seed

@@ -377,10 +377,27 @@ def test_elementary_functions_are_exact_to_a_few_units(kernels: Kernels, name: s
     assert error.max() <= (bound if d == "f32" else FLOAT64_BOUNDS.get(name, 4)), ([a[worst] for a in args], got[worst])
 
 
-def test_angles_that_are_large_or_close_to_quarter_turns(kernels: Kernels) -> None:
+def hard_angles() -> torch.Tensor:
+    """Angles in float32 that are large, and those next to multiples of a quarter turn."""
     x = torch.tensor([1e5, 1.1e5, 2.0**22, 1e10, -3e38, 33.0, 1e9, -5e5] * 2)
     close = (torch.arange(1, 63009, dtype=torch.float64) * (torch.pi / 2)).float()
-    x = torch.cat([x, close, torch.nextafter(close, x.new_zeros(())), torch.nextafter(close, x.new_tensor(INF))])
+    return torch.cat([x, close, torch.nextafter(close, x.new_zeros(())), torch.nextafter(close, x.new_tensor(INF))])
+
+
+def integer_arguments(dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of the dtype's limits and of small numbers, each with each; of drawn ones; and of drawn ones with small."""
+    limits = np.iinfo(dtype)
+    edges = np.array([limits.min, limits.max, limits.min + 1, limits.max - 1, 0, 1, 2, 3], dtype)
+    edges = np.concatenate([edges, np.array([-1, -2, -3, 7, 8, 31, 63, 64], np.int64).astype(dtype)])
+    drawn = np.random.default_rng(0).integers(limits.min, limits.max, 512, dtype, endpoint=True)
+    small = drawn % dtype.type(23) - dtype.type(5)
+    return np.concatenate([np.repeat(edges, 16), drawn, drawn]), np.concatenate(
+        [np.tile(edges, 16), np.roll(drawn, 1), small]
+    )
+
+
+def test_angles_that_are_large_or_close_to_quarter_turns(kernels: Kernels) -> None:
+    x = hard_angles()
     for name, bound in (("sin", 1.5), ("cos", 1.5), ("tan", 4)):
         assert errors(kernels.map(name, [x], "f32", 16), getattr(torch, name)(x.double())).max() <= bound
 
@@ -388,13 +405,7 @@ def test_angles_that_are_large_or_close_to_quarter_turns(kernels: Kernels) -> No
 @pytest.mark.parametrize("d", INTS)
 def test_functions_of_integers_wrap_and_divide_by_zero_to_zero(kernels: Kernels, d: str) -> None:
     dtype = INTS[d]
-    limits = np.iinfo(dtype)
-    edges = np.array([limits.min, limits.max, limits.min + 1, limits.max - 1, 0, 1, 2, 3], dtype)
-    edges = np.concatenate([edges, np.array([-1, -2, -3, 7, 8, 31, 63, 64], np.int64).astype(dtype)])
-    random = np.random.default_rng(0).integers(limits.min, limits.max, 512, dtype, endpoint=True)
-    small = random % dtype.type(23) - dtype.type(5)
-    a = np.concatenate([np.repeat(edges, 16), random, random])
-    b = np.concatenate([np.tile(edges, 16), np.roll(random, 1), small])
+    a, b = integer_arguments(dtype)
     for name, (arguments, function) in INTEGER.items():
         args = [a, b][:arguments]
         with np.errstate(all="ignore"):

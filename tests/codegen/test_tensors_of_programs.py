@@ -11,24 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from torch_max_backend.compile import programs
-
-Sources = list[str]
-
-
-@pytest.fixture
-def sources(monkeypatch: pytest.MonkeyPatch) -> Sources:
-    """The Python text of each program that is written."""
-    found: Sources = []
-    write = programs.write_program
-
-    def noted(*args: Any) -> Any:
-        written = write(*args)
-        found.append(written.spec.source)
-        return written
-
-    monkeypatch.setattr(programs, "write_program", noted)
-    return found
+from torch_max_backend.codegen.program_writer import WrittenProgram
 
 
 def agrees(function: Callable[..., Any], *inputs: torch.Tensor) -> None:
@@ -64,9 +47,11 @@ X, W = torch.randn(6, 6), torch.randn(6, 6)
         pytest.param(lambda x, w: (torch.relu(y := x @ w) @ w, torch.tanh(y) @ w), 1, id="one of two"),
     ],
 )
-def test_what_is_read_last_is_written_over(function: Callable[..., Any], count: int, sources: Sources) -> None:
+def test_what_is_read_last_is_written_over(
+    function: Callable[..., Any], count: int, written: list[WrittenProgram]
+) -> None:
     agrees(function, X, W)
-    assert [written_over(source) for source in sources] == [count], sources
+    assert [written_over(made.spec.source) for made in written] == [count], written
 
 
 def test_what_is_written_into_an_input_is_not_read_in_its_kernel() -> None:
@@ -141,11 +126,11 @@ IMAGE = torch.randn(1, 256, 4, 4).to(memory_format=torch.channels_last)
     ],
 )
 def test_images_of_convolutions(
-    net: Callable[..., Any], image: torch.Tensor, expected: list[bool], sources: Sources
+    net: Callable[..., Any], image: torch.Tensor, expected: list[bool], written: list[WrittenProgram]
 ) -> None:
     with torch.no_grad():
         agrees(net, image)
-    assert [layouts(source) for source in sources] == [expected], sources
+    assert [layouts(made.spec.source) for made in written] == [expected], written
 
 
 @pytest.mark.parametrize(
@@ -161,12 +146,12 @@ def test_images_of_convolutions(
     ],
     ids=["taps", "channels last", "one tap", "a view", "every second", "in one dimension", "contiguous"],
 )
-def test_weights_of_convolutions(net: Callable[..., Any], copied: list[bool], sources: Sources) -> None:
+def test_weights_of_convolutions(net: Callable[..., Any], copied: list[bool], written: list[WrittenProgram]) -> None:
     """Weights are copied by loops where a library would copy them: never as they are in a view."""
     with torch.no_grad():
         agrees(net, torch.randn(2, 32, 40, 40))
-    found = [re.findall(r"op\d+\(\w+(?:\.as_strided\([^a-z]*\))?, (\w)\d+", source) for source in sources]
-    assert [[name == "t" for name in names] for names in found] == [copied], sources
+    found = [re.findall(r"op\d+\(\w+(?:\.as_strided\([^a-z]*\))?, (\w)\d+", made.spec.source) for made in written]
+    assert [[name == "t" for name in names] for names in found] == [copied], written
 
 
 @pytest.mark.parametrize(
@@ -185,7 +170,7 @@ def test_results_lie_as_eagers(net: Callable[..., Any], image: torch.Tensor, ord
         agrees(net, image.to(memory_format=order))
 
 
-def test_an_image_that_leaves_lies_as_torch_promises(sources: Sources) -> None:
+def test_an_image_that_leaves_lies_as_torch_promises(written: list[WrittenProgram]) -> None:
     filters = weights(16, 4, 3, 3)
 
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,4 +179,4 @@ def test_an_image_that_leaves_lies_as_torch_promises(sources: Sources) -> None:
 
     agrees(both, torch.randn(2, 4, 40, 40))
     agrees(lambda x: torch.relu(F.conv2d(x * 2, WIDE)), torch.randn(1, 32, 40, 40))  # what is computed for it alone
-    assert [layouts(source) for source in sources] == [[False]] * 2, sources
+    assert [layouts(made.spec.source) for made in written] == [[False]] * 2, written

@@ -10,26 +10,11 @@ import torch
 
 from torch_max_backend import kernel_times, reports
 from torch_max_backend.codegen.program_writer import WrittenProgram
-from torch_max_backend.compile import programs
 from torch_max_backend.diagnostics import kernel_times as kernel_times_module
 from torch_max_backend.diagnostics.kernel_times import KernelTimes, Row, copy_speed
 from torch_max_backend.runtime.profiler_ranges import label, parsed
 
 Programs = list[WrittenProgram]
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """Each program that is written."""
-    found: Programs = []
-    write = programs.write_program
-
-    def noted(*args: Any) -> WrittenProgram:
-        found.append(write(*args))
-        return found[-1]
-
-    monkeypatch.setattr(programs, "write_program", noted)
-    return found
 
 
 @pytest.fixture(autouse=True)

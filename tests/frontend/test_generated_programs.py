@@ -141,6 +141,18 @@ def test_softmax_of_integers_is_equal_to_the_bit() -> None:
     assert reports()[-1].stats.programs == 1
 
 
+def test_long_sums_are_more_accurate_than_eagers() -> None:
+    """The mean of half a million numbers that nearly cancel each other: parts of it are added up in float64."""
+    mean, ours, eagers = compiled(torch.mean), [], []
+    for seed in range(30):
+        torch.manual_seed(seed)
+        x = torch.randn(8, 4, 16377)
+        exact = x.double().mean()
+        ours.append(mean(x) - exact)
+        eagers.append(x.mean() - exact)
+    assert torch.stack(ours).norm() < 0.7 * torch.stack(eagers).norm()
+
+
 def test_nobody_runs_what_neither_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that declines what MAX cannot run leaves it to torch, and what is around it to a program."""
 

@@ -43,6 +43,8 @@ from tests.codegen.test_kernel_interface import (
     Tensors,
     errors,
     floats,
+    hard_angles,
+    integer_arguments,
     pairs,
     same,
     table,
@@ -131,9 +133,7 @@ def test_elementary_functions_are_exact_to_a_few_units(kernels: Kernels, name: s
 
 
 def test_angles_that_are_large_or_close_to_quarter_turns(kernels: Kernels) -> None:
-    x = torch.tensor([1e5, 1.1e5, 2.0**22, 1e10, -3e38, 33.0, 1e9, -5e5] * 2)
-    close = (torch.arange(1, 63009, dtype=torch.float64) * (torch.pi / 2)).float()
-    x = torch.cat([x, close, torch.nextafter(close, x.new_zeros(())), torch.nextafter(close, x.new_tensor(INF))])
+    x = hard_angles()
     for name, bound in (("sin", 2), ("cos", 2), ("tan", 4)):
         got = kernels.map("f32", name, gpu([x]), "f32", 4).cpu()
         assert errors(got, getattr(torch, name)(x.double())).max() <= bound
@@ -142,12 +142,7 @@ def test_angles_that_are_large_or_close_to_quarter_turns(kernels: Kernels) -> No
 @pytest.mark.parametrize("d", INTS)
 def test_functions_of_integers_wrap_and_divide_by_zero_to_zero(kernels: Kernels, d: str) -> None:
     dtype = INTS[d]
-    limits = np.iinfo(dtype)
-    edges = np.array([limits.min, limits.max, limits.min + 1, limits.max - 1, 0, 1, 2, 3], dtype)
-    edges = np.concatenate([edges, np.array([-1, -2, -3, 7, 8, 31, 63, 64], np.int64).astype(dtype)])
-    drawn = np.random.default_rng(0).integers(limits.min, limits.max, 512, dtype, endpoint=True)
-    a = np.concatenate([np.repeat(edges, 16), drawn, drawn])
-    b = np.concatenate([np.tile(edges, 16), np.roll(drawn, 1), drawn % dtype.type(23) - dtype.type(5)])
+    a, b = integer_arguments(dtype)
     for name, (arguments, function) in INTEGER.items():
         args = [a, b][:arguments]
         with np.errstate(all="ignore"):

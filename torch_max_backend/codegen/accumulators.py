@@ -14,7 +14,7 @@ from torch_max_backend.loops.program import Scan
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.nest import StageNest, Statement
 
-CHAIN = 32
+CHAIN = 16
 """Additions one after the other in an accumulator of float32, before it is added to a total in float64: the rounding
 errors of long sums grow with them."""
 
@@ -149,14 +149,16 @@ class AccumulatorWriter(ExpressionWriter):
             total, lanes = r.totals[s.name]
             if r.along is not None:
                 total, lanes = f"reduce_add({total})", 1
-            text, _ = self._new("a", f"cast[{SHORT[s.body.dtype]}]({total})", lanes)
             if r.along is not None and narrow is not None:
-                text, _ = self._new("a", f"add({text}, {narrow.value})", 1)
-            return Accumulator(text, "", lanes)
+                total = f"add({total}, cast[f64]({narrow.value}))"
+            return Accumulator(self._new("a", f"cast[{SHORT[gathered_dtype(s)]}]({total})", lanes)[0], "", lanes)
         result = narrow
         for accumulators in reversed(r.wide):
             result = self._merged(s, accumulators[s.name], result)
         assert result is not None
+        if gathered_dtype(s) is not s.body.dtype:
+            value, _ = self._new("a", f"cast[{SHORT[gathered_dtype(s)]}]({result.value})", result.lanes)
+            return result._replace(value=value)
         return result
 
     def _merged(self, s: Statement, wide: Accumulator, narrow: Accumulator | None) -> Accumulator:
@@ -203,7 +205,7 @@ class AccumulatorWriter(ExpressionWriter):
         value, place, lanes = accumulator
         if s.place is not None:
             return place, lanes
-        if s.body.dtype is not s.dtype:
+        if gathered_dtype(s) is not s.dtype:
             return f"cast[{SHORT[s.dtype]}]({value})", lanes
         return value, lanes
 
@@ -217,6 +219,12 @@ class AccumulatorWriter(ExpressionWriter):
         if s.dtype in (torch.float16, torch.bfloat16):
             return f"cast[{SHORT[s.dtype]}]({COMBINE[combiner]}(cast[f32]({old}), cast[f32]({new})))", lanes
         return f"{COMBINE[combiner]}({old}, {new})", lanes
+
+
+def gathered_dtype(s: Statement) -> torch.dtype:
+    """The dtype in which a statement's accumulators become one."""
+    wide = s.combiner == "sum" and s.dtype is torch.float64 and not isinstance(s.how, Scan)
+    return torch.float64 if wide else s.body.dtype
 
 
 def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, Accumulators, better
+from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, Accumulators, better, gathered_dtype
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.kernel_writer import KernelWriter
 from torch_max_backend.codegen.source import Slot
@@ -347,7 +347,7 @@ class GridKernelWriter(KernelWriter):
     def _over_columns(self, s: Statement, own: Accumulator) -> Accumulator:
         """What the threads of an outer index have, which are ``rows`` apart."""
         rows, threads, lanes = self.nest.rows, self.nest.threads, own.lanes
-        values = self._shared(SHORT[s.body.dtype], rows * threads * lanes, "value")
+        values = self._shared(SHORT[gathered_dtype(s)], rows * threads * lanes, "value")
         places = self._shared("i64", rows * threads * lanes, "place") if s.place is not None else ""
         own_place = "thread_in_block()" if lanes == 1 else f"thread_in_block() * {lanes}"
         self._line(f"shared_store({values}, {own_place}, {own.value})")

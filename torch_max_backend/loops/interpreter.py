@@ -73,7 +73,9 @@ class Interpreter:
         values = self._values((*d.variables, *d.reduced), sizes + over, d.body)
         if isinstance(d.how, Reduction):
             values = self._without_excess(d, d.how.combiner, values)
-            values = _reduced(d.how.combiner, values.reshape(*sizes, math.prod(over)))
+            if d.how.combiner == "sum" and d.dtype is torch.float64:
+                values = values.double()
+            values = _reduced(d.how.combiner, values.reshape(*sizes, math.prod(over))).to(d.dtype)
         elif isinstance(d.how, Scan):
             values = _SCANS[d.how.combiner](values, d.variables.index(d.how.variable)).to(d.dtype)
         if values.dtype is not d.dtype:

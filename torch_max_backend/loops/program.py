@@ -25,7 +25,11 @@ place of the first greatest or least (a NaN counts as such) in the order of the 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A combiner and the variables that are reduced, the last one running fastest."""
+    """A combiner and the variables that are reduced, the last one running fastest.
+
+    What the body gives is combined in the body's dtype, and the result converted to the definition's; a sum that is
+    declared float64 is added up in float64.
+    """
 
     combiner: str
     variables: tuple[Var, ...]

@@ -125,7 +125,7 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
     """Cut reductions in parts that threads share, or that keep sums accurate, and combine the parts.
 
     Before: ``t0[] = sum over r:100000 of x[r]``. After: ``t0_parts[p:13] = sum over q:8192 of x[8192*p + q]``, the
-    last part shorter, and ``t0[] = sum over p:13 of t0_parts[p]``.
+    last part shorter, and ``t0[] = sum over p:13 of t0_parts[p]``. Parts of sums of float32 are float64.
     """
     steps: list[Definition | Call] = []
     for step in program.steps:
@@ -173,14 +173,16 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
     if all(p.size == 1 for p, _ in outer) or all(v.size == 1 for v in rest):
         return [whole]
     names = tuple(p for p, _ in outer)
-    partial = f"{d.name}_parts"
+    partial, dtype = f"{d.name}_parts", d.body.dtype
+    if how.combiner == "sum" and dtype is torch.float32:
+        dtype = torch.float64  # parts that cancel each other leave no rounding errors of their size
     first = dataclasses.replace(
-        d, name=partial, dtype=d.body.dtype, variables=(*d.variables, *names), how=Reduction(how.combiner, tuple(rest))
+        d, name=partial, dtype=dtype, variables=(*d.variables, *names), how=Reduction(how.combiner, tuple(rest))
     )
     again = {p: Var(f"{p.name}c", p.size) for p in names}
     index = tuple(Index.of(again.get(v, v)) for v in first.variables)
     second = dataclasses.replace(
-        d, body=Load(partial, index, d.body.dtype), how=Reduction(how.combiner, tuple(again[p] for p in names))
+        d, body=Load(partial, index, dtype), how=Reduction(how.combiner, tuple(again[p] for p in names))
     )
     return [first, second]
 
