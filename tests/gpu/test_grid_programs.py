@@ -24,7 +24,7 @@ OPTIONS = {"fallback": "error", "executor": "program"}
 LONG = 100_000_000
 """Clock cycles of a kernel that is still running when the host has enqueued what follows: about 50 ms."""
 CHUNK = 40
-"""Programs of one compile."""
+"""Programs of one test."""
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.uint8, torch.bool,
