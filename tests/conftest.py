@@ -97,6 +97,12 @@ def processes() -> Iterator[Processes]:
     server.close()
 
 
+@pytest.fixture(autouse=True)
+def quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that a test starts do not check types: that takes six seconds of each, and this process checks them."""
+    monkeypatch.setenv("TORCH_MAX_BACKEND_BEARTYPE", "0")
+
+
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[WrittenProgram]:
     """Each program that is written."""

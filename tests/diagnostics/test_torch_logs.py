@@ -55,7 +55,6 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def call(**environment: str) -> subprocess.CompletedProcess[str]:
         own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-        own.pop("TORCH_MAX_BACKEND_BEARTYPE", None)
         own |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"), **environment}
         command = [sys.executable, str(tmp_path / "program.py")]
         return subprocess.run(command, env=own, capture_output=True, text=True, check=False)

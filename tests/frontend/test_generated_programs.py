@@ -260,7 +260,6 @@ tell()
 
 def _run(processes: Processes, program: str, folder: Path, **environment: str) -> dict[str, Any]:
     own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"), "TORCH_MAX_BACKEND_CACHE_DIR": str(folder / "cache")}
-    own["TORCH_MAX_BACKEND_BEARTYPE"] = "0"  # such a process takes a second then, and not five
     done = processes.run(PRELUDE + textwrap.dedent(program), folder, **{**own, **environment})
     assert done.told, done.errors[-4000:]
     return done.told

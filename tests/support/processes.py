@@ -31,7 +31,12 @@ class Processes:
     """Starts programs below ``folder``."""
 
     def __init__(self) -> None:
-        own = {"PYTHONPATH": self._path(), "TORCHINDUCTOR_AUTOGRAD_CACHE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        own = {
+            "PYTHONPATH": self._path(),
+            "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "TORCH_MAX_BACKEND_BEARTYPE": "0",  # as quick_processes, which comes later than a server
+        }
         self.server = subprocess.Popen(
             [sys.executable, "-m", "tests.support.processes"],
             stdin=subprocess.PIPE,
