@@ -237,8 +237,9 @@ def test_an_index_out_of_range_is_told_and_the_process_goes_on() -> None:
     for bad in (9, -10):
         torch.testing.assert_close(call(x, good), (x[good], x.take(good)))
         synchronize()
-        call(x, torch.tensor([1, bad, 2, 3], device="cuda"))
+        indices = torch.tensor([1, bad, 2, 3], device="cuda")
         with pytest.raises(OutOfRangeError, match=f"index {bad} is out of bounds for dimension 0 with size 9"):
+            call(x, indices)  # raises if the GPU is done before the host
             synchronize()
     torch.testing.assert_close(call(x, good), (x[good], x.take(good)))
     synchronize()
@@ -247,8 +248,9 @@ def test_an_index_out_of_range_is_told_and_the_process_goes_on() -> None:
 def test_a_message_has_the_size_of_the_call() -> None:
     call = compiled(lambda x, i: x.take(i), dynamic=True)
     for size in (5, 7):
-        call(torch.zeros(size, 4, device="cuda"), torch.tensor([0, 4 * size], device="cuda"))
+        x, indices = torch.zeros(size, 4, device="cuda"), torch.tensor([0, 4 * size], device="cuda")
         with pytest.raises(OutOfRangeError, match=f"access index {4 * size} on a tensor of {4 * size} elements"):
+            call(x, indices)  # raises if the GPU is done before the host
             synchronize()
 
 
