@@ -231,6 +231,12 @@ def test_torchs_graphs_record_a_call() -> None:
 
 
 # -- indices out of range ----------------------------------------------------------------------------------------------
+def call_and_wait(call: Function, *args: torch.Tensor) -> None:
+    """The call itself tells of an index if the GPU is done before the host."""
+    call(*args)
+    synchronize()
+
+
 def test_an_index_out_of_range_is_told_and_the_process_goes_on() -> None:
     x, good = torch.arange(36.0, device="cuda").reshape(9, 4), torch.tensor([0, 8, -9, 3], device="cuda")
     call = compiled(lambda x, i: (x[i], x.take(i)))
@@ -239,8 +245,7 @@ def test_an_index_out_of_range_is_told_and_the_process_goes_on() -> None:
         synchronize()
         indices = torch.tensor([1, bad, 2, 3], device="cuda")
         with pytest.raises(OutOfRangeError, match=f"index {bad} is out of bounds for dimension 0 with size 9"):
-            call(x, indices)  # raises if the GPU is done before the host
-            synchronize()
+            call_and_wait(call, x, indices)
     torch.testing.assert_close(call(x, good), (x[good], x.take(good)))
     synchronize()
 
@@ -250,8 +255,7 @@ def test_a_message_has_the_size_of_the_call() -> None:
     for size in (5, 7):
         x, indices = torch.zeros(size, 4, device="cuda"), torch.tensor([0, 4 * size], device="cuda")
         with pytest.raises(OutOfRangeError, match=f"access index {4 * size} on a tensor of {4 * size} elements"):
-            call(x, indices)  # raises if the GPU is done before the host
-            synchronize()
+            call_and_wait(call, x, indices)
 
 
 def test_without_checks_an_index_is_moved_into_range() -> None:
