@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 
-from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, Accumulators, better, gathered_dtype
+from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, Accumulators, Reduction, better, gathered_dtype
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.kernel_writer import KernelWriter
 from torch_max_backend.codegen.source import Slot
-from torch_max_backend.loops.expr import SHORT, Guarded, Load, Op, Scalar, variables, walk
+from torch_max_backend.loops.expr import SHORT, Guarded, Load, Op, Scalar, inside, variables, walk
 from torch_max_backend.loops.index import Div, Index, Mod, Var
 from torch_max_backend.loops.program import Scan, Scatter
-from torch_max_backend.schedule.grid import TILE, WARP, GridNest, is_aligned, passes_tile
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.grid import BUSY, BYTES, TILE, WARP, GridNest, is_aligned, passes_tile
 from torch_max_backend.schedule.nest import StageNest, Statement
 
 NARROW = 1 << 32
 """Below this, whole numbers are divided as numbers of 32 bits."""
+AHEAD = 8
+"""Iterations of a loop, at most, whose reads are under way together."""
 _TOGETHER = {"sum": "add", "product": "mul", "any": "or", "all": "and", "maximum": "max", "minimum": "min"}
 _EXACT = ("floor", "ceil", "trunc", "round_even", "floor_div", "trunc_div", "remainder", "fmod")
 _ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
@@ -225,6 +229,95 @@ class GridKernelWriter(KernelWriter):
         else:
             super()._free(stage, k)
 
+    # -- several iterations of a loop at a time --------------------------------------------------------------
+    def _free_loop(self, stage: StageNest, k: int, name: str, end: str) -> None:
+        v = stage.free[k]
+        lanes = self._lanes_of(v) if v == stage.vector else 1
+        is_innermost = k + 1 == len(stage.free) and not stage.reduced
+        if not (is_innermost and self._ahead(stage, v, name, end, lanes, [{}], self.scanned)):
+            super()._free_loop(stage, k, name, end)
+
+    def _reduced_loop(self, r: Reduction, k: int, name: str, end: str) -> None:
+        v, *inner = r.stage.reduced[k:]
+        within = [] if r.along in (v, *inner) else self._unrolled(inner)
+        if not (within and self._ahead(r.stage, v, name, end, 1, within, r.narrow)):
+            super()._reduced_loop(r, k, name, end)
+
+    def _unrolled(self, loops: Sequence[Var]) -> list[dict[Var, str]]:
+        """Where each of a thread's iterations of some loops is, if there are few and as many for every thread."""
+        found: list[dict[Var, str]] = [{}]
+        for v in loops:
+            stride = self._stride(v, 1)
+            if not isinstance(v.size, int) or v.size % stride or v.size // stride * len(found) > AHEAD:
+                return []
+            places = [f"{self._begin(v, 1)} + {t * stride}" for t in range(v.size // stride)]
+            found = [{**known, v: place} for known in found for place in places]
+        return found
+
+    def _ahead(
+        self,
+        stage: StageNest,
+        v: Var,
+        name: str,
+        end: str,
+        lanes: int,
+        within: list[dict[Var, str]],
+        accumulators: Accumulators,
+    ) -> bool:
+        """Some iterations of a loop over ``v`` at a time, each with all of those ``within``, while there are so many.
+
+        What they read is read first: a thread waits once for all of it. True if no iterations are left.
+        """
+        loads, stride = self._reads(stage), self._stride(v, lanes)
+        copies = self._copies(stage, loads) // len(within)
+        steps = v.size // stride if isinstance(v.size, int) and v.size % stride == 0 else 0
+        copies = next((c for c in range(copies, copies // 2, -1) if steps % c == 0), copies) if steps else copies
+        if not loads or copies * len(within) < 2 or (isinstance(v.size, int) and v.size < stride * copies):
+            return False
+        with self._block(f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"):
+            with self._along(v) if lanes > 1 else nullcontext():
+                taken: list[tuple[dict[Var, str], dict[Scalar, Value]]] = []
+                for t in range(copies):
+                    at, _ = self._new("k", f"{name} + {stride * t}", 1)
+                    for known in within:
+                        place = {v: at, **{w: self._new("k", text, 1)[0] for w, text in known.items()}}
+                        taken.append((place, {}))
+                        with self._at(*taken[-1]):
+                            for x in loads:
+                                self._scalar(x)
+                for place, scope in taken:
+                    with self._at(place, scope):
+                        self._body(stage, accumulators)
+            self._line(f"{name} += {stride * copies}")
+        return steps > 0 and steps % copies == 0
+
+    @contextmanager
+    def _at(self, place: Mapping[Var, str], scope: dict[Scalar, Value]) -> Iterator[None]:
+        """At an iteration, with what is known of it."""
+        self.place.update(place)
+        self.scopes.append(scope)
+        yield
+        self.scopes.pop()
+        for v in place:
+            del self.place[v]
+
+    def _reads(self, stage: StageNest) -> list[Load]:
+        """What every iteration of a stage's loops reads, unless it may have been written by one before."""
+        own = {s.name for s in stage.statements}
+        found: dict[Load, None] = {}
+        for s in stage.statements:
+            for x in _unconditional(*s.expressions):
+                if isinstance(x, Load) and x.index and variables(x) & {*stage.inner}:
+                    found[x] = None
+        return [x for x in found if not any(isinstance(y, Load) and y.source in own for y in walk(x))]
+
+    def _copies(self, stage: StageNest, loads: Sequence[Load]) -> int:
+        """Iterations at a time: with few threads, or narrow loads, a thread reads more before it waits."""
+        lanes = self.nest.lanes if self.nest.vector or stage.vector else 1
+        each = sum(x.dtype.itemsize * lanes for x in loads)
+        busy = cost.count(self.nest.outer) * self.nest.threads >= BUSY * lanes
+        return max(2, min(AHEAD, (2 if busy else 4) * BYTES // max(1, each)))
+
     def _from_registers(self, stage: StageNest) -> None:
         """A stage over elements that a thread has in registers: one vector after the other, without a loop. What one
         stage computes of an element the next ones find in the vector's own scope."""
@@ -237,10 +330,10 @@ class GridKernelWriter(KernelWriter):
                 name, _ = self._new("e", first if whole else f"imin({first}, {size - lanes})", 1)
                 self.kept.append((name, "" if whole else f"{first} < {size}", {}))
         accumulators = self._accumulators(stage, lanes)
-        for name, inside, scope in self.kept:
+        for name, within, scope in self.kept:
             self.scopes.append(scope)
             self.place[v] = name
-            self.counted = inside
+            self.counted = within
             with self._along(v):
                 for s in stage.statements:
                     value = self._scalar(s.body)
@@ -248,10 +341,10 @@ class GridKernelWriter(KernelWriter):
                         self._finish(s, *value)
                         continue
                     text = self._widened(value, lanes)
-                    if not inside:
+                    if not within:
                         self._accumulate(s, accumulators[s.name], text)
                         continue
-                    with self._block(f"if {inside}:"):
+                    with self._block(f"if {within}:"):
                         self._accumulate(s, accumulators[s.name], text)
             self.counted = ""
             del self.place[v]
@@ -432,3 +525,10 @@ def _divided_nearly(nest: GridNest) -> set[Scalar]:
             x for x in every if isinstance(x, Op) and x.name == "div" and x.dtype is torch.float32
         )
     return coarse - exact
+
+
+def _unconditional(*roots: Scalar) -> Iterator[Scalar]:
+    """What is computed whatever conditions give."""
+    for x in roots:
+        yield x
+        yield from _unconditional(*([x.condition] if isinstance(x, Guarded) else inside(x)))

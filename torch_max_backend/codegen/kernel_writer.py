@@ -212,6 +212,10 @@ class KernelWriter(AccumulatorWriter):
             return
         v = stage.free[k]
         end, name = self._index(Index.of(v.size)), self._counter(stage, v)
+        self._free_loop(stage, k, name, end)
+
+    def _free_loop(self, stage: StageNest, k: int, name: str, end: str) -> None:
+        v = stage.free[k]
         if v == stage.vector:
             lanes = self._lanes_of(v)
             if _fits(v, lanes):

@@ -59,6 +59,8 @@ TILE = 32
 """Indices of a transpose's two loops that a block has."""
 STORES = 2
 """How often a byte that is written counts, where loops are compared by what runs along memory."""
+SECTOR = 32
+"""Bytes that memory is read by, at least."""
 COLUMNS = 32
 """Neighbouring outer indices of a block whose threads share inner loops as well."""
 
@@ -283,9 +285,16 @@ def _columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:
     lanes = 1 if fast is None or not _is_vectorizable(fast, n.stages) else min(4, _lanes(fast, n.stages))
     if any(x.place is not None for s in n.stages for x in s.statements):
         lanes = 1
-    while lanes > 1 and (outer < 132 * COLUMNS * lanes or not _is_whole(fast, lanes)):
+
+    def neighbours() -> int:
+        return min(COLUMNS, 1 << max(0, (-(-cost.count([fast] if fast else []) // lanes) - 1).bit_length()))
+
+    while lanes > 1 and (outer < 132 * neighbours() * lanes or not _is_whole(fast, lanes)):
         lanes //= 2
-    rows = min(COLUMNS, 1 << max(0, (-(-cost.count([fast] if fast else []) // lanes) - 1).bit_length()))
+    rows = neighbours()
+    narrowest = min((width for s in n.stages for _, width in _accesses(s)), default=1)
+    while rows * lanes * narrowest > SECTOR and outer < 132 * rows * lanes:
+        rows //= 2
     threads = max(2, WARP // rows)
     while rows * threads * lanes < MOST and threads * 4 <= inner and outer // lanes * threads < BUSY * 2:
         threads *= 2

@@ -17,6 +17,8 @@ class Machine:
         results: Results of a reduction along memory, below which it is cut in parts; and of one across memory.
         part: Elements of a reduction that are worth a part of their own.
         most_parts: Parts in which a reduction is cut, at most.
+        block: Bytes that a block reads in the time that another launch takes: fewer are no part of their own.
+        line: Bytes of neighbouring results that a block reads at once, of a reduction across memory.
         operations: Operations on an element that take as long as reading it.
         has_grid: Whether kernels run on a grid of blocks.
     """
@@ -29,6 +31,8 @@ class Machine:
     part: int
     most_parts: int
     operations: int = 1
+    block: int = 0
+    line: int = 0
     has_grid: bool = False
 
 
@@ -42,6 +46,8 @@ GPU = Machine(
     part=2048,
     most_parts=1056,
     operations=16,
+    block=1 << 17,
+    line=32,
     has_grid=True,
 )
 """One with about 132 multiprocessors, such as an H100."""

@@ -148,6 +148,7 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
     if machine.has_grid:
         chain //= GRID_CHAINS
     few = results < machine.results[0 if along_memory else 1]
+    few = few and elements * (_width(d) if along_memory else machine.line) >= machine.block
     part = min(PART, machine.part)
     if not ((few and results * elements >= 4 * part and elements >= 64) or (adds and chain > CHAIN)):
         return [d]
@@ -185,6 +186,11 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
         d, body=Load(partial, index, dtype), how=Reduction(how.combiner, tuple(again[p] for p in names))
     )
     return [first, second]
+
+
+def _width(d: Definition) -> int:
+    """Bytes of what the body reads for an element."""
+    return sum(x.dtype.itemsize for x in loads(d.body)) or 1
 
 
 def _blocks(results: int, along_memory: bool) -> int:
