@@ -102,6 +102,18 @@ def test_lanes_one_after_the_other_read_registers_of_vectors() -> None:
     check_emulated(made)
 
 
+@pytest.mark.parametrize("nowhere", [False, True], ids=["numbers", "NaN"])
+def test_places_of_extremes_in_parts(nowhere: bool) -> None:
+    """Equal ones and NaN stand in several parts, also in what the last part, which begins earlier, has of another."""
+    x = (torch.arange(3 * 700) * 7 % 31).float().reshape(3, 700)
+    if nowhere:
+        x[:2, [130, 640, 699]] = float("nan")
+    made = for_gpu(lambda x: (reduce.argmax(x, 1), reduce.argmin(x, 1)), x)
+    made = dataclasses.replace(made, machine=SMALL_GPU)
+    assert str(schedule(made.program, SMALL_GPU)).count("_best = arg") == 2
+    check_emulated(made)
+
+
 SHAPES = [(1, 1), (1, 4000), (4000, 1), (3, 5), (70, 33), (33, 70), (128, 1024), (5, 10_007), (2500, 48)]
 
 

@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from torch_max_backend.loops.expr import FromIndex, Guarded, Load, Scalar, loads, rewrite, variables, walk
+from torch_max_backend.loops.expr import (
+    FromIndex,
+    Guarded,
+    Load,
+    Scalar,
+    as_index,
+    from_index,
+    loads,
+    rewrite,
+    variables,
+    walk,
+)
 from torch_max_backend.loops.index import Div, Index, Mod, Replaced, Var, least
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scatter
 from torch_max_backend.loops.tensor import sized
@@ -139,9 +150,11 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
 def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
     results, elements = cost.count(d.variables), cost.count(how.variables)
     wide = [v for v in how.variables if v.size != 1]
-    if how.combiner.startswith("arg") or not wide or not all(Index.of(v.size).is_fixed for v in wide):
+    if not wide or not all(Index.of(v.size).is_fixed for v in wide):
         return [d]
     along_memory = _is_along_memory(d, wide[-1], layouts)
+    if how.combiner.startswith("arg"):
+        return _place_in_parts(d, how.combiner, wide, machine) if along_memory else [d]
     chain = elements // LANES if along_memory else elements
     known = all(isinstance(v.size, int) for v in wide)  # sums over symbolic sizes are added up in float64 anyway
     adds = known and how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
@@ -186,6 +199,41 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
         d, body=Load(partial, index, dtype), how=Reduction(how.combiner, tuple(again[p] for p in names))
     )
     return [first, second]
+
+
+def _place_in_parts(d: Definition, combiner: str, wide: list[Var], machine: Machine) -> list[Definition]:
+    """The place of an extreme by way of the extremes of parts, on a grid: few blocks would look for it otherwise.
+
+    After: ``t0_parts[p] = maximum over q of x[chunk*p + q]``, ``t0_best = argmax over p of t0_parts[p]``,
+    ``t0_place = argmax over q of x[chunk*t0_best + q]`` and ``t0 = chunk*t0_best + t0_place``. The last part begins
+    earlier there, so as to have a whole chunk: what it has of the part before is less than its maximum.
+    """
+    (v, *others), results = wide, cost.count(d.variables)
+    few = machine.has_grid and results < machine.results[0]
+    if others or not few or not isinstance(v.size, int) or v.size * _width(d) < machine.block:
+        return [d]
+    chunk = _chunk(Index.of(v.size), max(2, machine.most_parts // results), LANES, machine)
+    count = int(((v.size + chunk - 1) // chunk).constant)
+    p, again = (Var(f"{v.name}{x}", count) for x in "pc")
+    q, within = sized(f"{v.name}q", least(chunk, v.size - chunk * p)), sized(f"{v.name}r", chunk)
+    index = tuple(map(Index.of, d.variables))
+
+    def load(name: str, *at: Index, dtype: torch.dtype = torch.int64) -> Load:
+        return Load(f"{d.name}_{name}", (*index, *at), dtype)
+
+    best = as_index(load("best"), 0, count - 1)
+    begin = least(best * chunk, v.size - chunk)
+    first = _rewritten(d, {v: Index.of(p) * chunk + q})
+    extreme = Reduction({"argmax": "maximum", "argmin": "minimum"}[combiner], (q,))
+    chosen, place = load("parts", Index.of(again), dtype=d.body.dtype), Reduction(combiner, (within,))
+    return [
+        dataclasses.replace(
+            first, name=f"{d.name}_parts", dtype=d.body.dtype, variables=(*d.variables, p), how=extreme
+        ),
+        dataclasses.replace(d, name=f"{d.name}_best", body=chosen, how=Reduction(combiner, (again,))),
+        dataclasses.replace(_rewritten(d, {v: begin + within}), name=f"{d.name}_place", how=place),
+        dataclasses.replace(d, body=from_index(begin + as_index(load("place"))), how=None),
+    ]
 
 
 def _width(d: Definition) -> int:
