@@ -21,6 +21,7 @@ from tests.support.loop_programs import LoopProgram
 from torch_max_backend.loops.rules import reduce, views
 from torch_max_backend.loops.tensor import Tensor, define, pointwise
 from torch_max_backend.runtime.grid_program import KernelLaunch
+from torch_max_backend.schedule.grid import GridNest
 from torch_max_backend.schedule.machine import GPU, Machine
 from torch_max_backend.schedule.plan import schedule
 
@@ -114,7 +115,16 @@ def test_places_of_extremes_in_parts(nowhere: bool) -> None:
     check_emulated(made)
 
 
-SHAPES = [(1, 1), (1, 4000), (4000, 1), (3, 5), (70, 33), (33, 70), (128, 1024), (5, 10_007), (2500, 48)]
+@pytest.mark.parametrize("shape", [(9, 5, 128), (9, 100, 33), (5, 900, 4), (60, 3, 64), (600, 7, 2)], ids=str)
+def test_rows_across_memory_stay_in_registers(shape: tuple[int, ...]) -> None:
+    """Whether a thread has a row, or a block's threads share it; vectors run along what is not normalised."""
+    made = for_gpu(lambda x: (reduce.softmax(x, 1, False),), torch.randn(shape), smooth=True)
+    (nest,) = schedule(made.program, GPU).steps
+    assert isinstance(nest, GridNest) and nest.held
+    check_emulated(made)
+
+
+SHAPES = [(1, 1), (1, 4000), (4000, 1), (3, 5), (70, 33), (33, 70), (40, 260), (5, 2003), (700, 48)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

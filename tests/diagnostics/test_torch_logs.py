@@ -55,6 +55,7 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def call(**environment: str) -> subprocess.CompletedProcess[str]:
         own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+        del own["TORCH_MAX_BACKEND_BEARTYPE"]  # a value of it makes the package import its options
         own |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"), **environment}
         command = [sys.executable, str(tmp_path / "program.py")]
         return subprocess.run(command, env=own, capture_output=True, text=True, check=False)

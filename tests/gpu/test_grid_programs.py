@@ -179,7 +179,7 @@ def test_a_call_does_not_wait() -> None:
     call = compiled(rows)
     call(torch.randn(64, 64, device="cuda"))
     torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
+    torch.cuda._sleep(10 * LONG)
     call(torch.zeros(64, 64, device="cuda"))
     assert not torch.cuda.current_stream().query()
 

@@ -21,6 +21,8 @@ from torch_max_backend.schedule.nest import StageNest, Statement
 
 NARROW = 1 << 32
 """Below this, whole numbers are divided as numbers of 32 bits."""
+GROUP = 16
+"""Threads of an outer index whose values are folded one after the other, where there are many."""
 AHEAD = 8
 """Iterations of a loop, at most, whose reads are under way together."""
 _TOGETHER = {"sum": "add", "product": "mul", "any": "or", "all": "and", "maximum": "max", "minimum": "min"}
@@ -323,18 +325,20 @@ class GridKernelWriter(KernelWriter):
         stage computes of an element the next ones find in the vector's own scope."""
         (v,) = stage.inner
         threads, lanes, size = self.nest.threads, self.nest.lanes, int(v.size)
+        is_along = self.nest.vector is None  # or vectors have neighbouring outer indices
+        step = lanes if is_along else 1
         if not self.kept:
             for k in range(self.nest.held):
-                first = f"(mine + {k * threads}) * {lanes}"
-                whole = (k + 1) * threads * lanes <= size
-                name, _ = self._new("e", first if whole else f"imin({first}, {size - lanes})", 1)
+                first = f"(mine + {k * threads}) * {step}" if threads > 1 else f"{k * step}"
+                whole = (k + 1) * threads * step <= size
+                name, _ = self._new("e", first if whole else f"imin({first}, {size - step})", 1)
                 self.kept.append((name, "" if whole else f"{first} < {size}", {}))
         accumulators = self._accumulators(stage, lanes)
         for name, within, scope in self.kept:
             self.scopes.append(scope)
             self.place[v] = name
             self.counted = within
-            with self._along(v):
+            with self._along(v) if is_along else nullcontext():
                 for s in stage.statements:
                     value = self._scalar(s.body)
                     if not s.combiner:
@@ -349,10 +353,11 @@ class GridKernelWriter(KernelWriter):
             self.counted = ""
             del self.place[v]
             self.scopes.pop()
+        wide, narrow = ([accumulators], {}) if is_along else ([], accumulators)
+        r = Reduction(stage, v if is_along else None, wide, narrow, {})
         for s in stage.statements:
             if s.combiner:
-                own = self._merged(s, accumulators[s.name], None)
-                self._finish(s, *self._taken(s, self._gathered(s, own)))
+                self._finish(s, *self._taken(s, self._gathered(s, self._result(r, s))))
 
     # -- scans -----------------------------------------------------------------------------------------------
     def _scan(self, stage: StageNest) -> None:
@@ -446,8 +451,20 @@ class GridKernelWriter(KernelWriter):
         self._line(f"shared_store({values}, {own_place}, {own.value})")
         if places:
             self._line(f"shared_store({places}, {own_place}, {own.place})")
-        column = f"rem32(thread_in_block(), {rows})" + (f" * {lanes}" if lanes > 1 else "")
-        return self._folded(s, values, places, column, rows * lanes, threads, lanes)
+
+        def folded(count: int, among: int) -> Accumulator:
+            """So many of the values that are ``among`` outer indices' threads apart."""
+            column = f"rem32(thread_in_block(), {rows * among})" + (f" * {lanes}" if lanes > 1 else "")
+            return self._folded(s, values, places, column, rows * among * lanes, count, lanes)
+
+        if threads <= 2 * GROUP:
+            return folded(threads, 1)
+        some = folded(threads // GROUP, GROUP)
+        with self._block(f"if mine < {GROUP}:"):
+            self._line(f"shared_store({values}, {own_place}, {some.value})")
+            if places:
+                self._line(f"shared_store({places}, {own_place}, {some.place})")
+        return folded(GROUP, 1)
 
     def _folded(
         self, s: Statement, values: str, places: str, first: str, step: int, count: int, lanes: int = 1

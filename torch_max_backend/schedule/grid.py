@@ -13,7 +13,7 @@ Sizes, steps in memory and the number of elements decide:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -189,6 +189,11 @@ def _shared_out(n: Nest) -> GridNest:
     if fast is not None:
         n = dataclasses.replace(n, outer=(*(v for v in n.outer if v != fast), fast))
     in_order = any(isinstance(s.how, Scatter) for stage in n.stages for s in stage.statements)
+    common = _common_loop(list(n.stages))
+    if common is not None and fast is not None and outer_bytes >= inner_bytes and not in_order:
+        found = _held_columns(n, fast, common, outer)
+        if found is not None:
+            return found
     if inner == 1 or in_order or (outer_bytes >= inner_bytes and (inner <= SHORT or outer >= BUSY * 2)):
         return _thread_each(n, fast, outer)
     if outer_bytes >= inner_bytes:
@@ -285,13 +290,9 @@ def _columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:
     lanes = 1 if fast is None or not _is_vectorizable(fast, n.stages) else min(4, _lanes(fast, n.stages))
     if any(x.place is not None for s in n.stages for x in s.statements):
         lanes = 1
-
-    def neighbours() -> int:
-        return min(COLUMNS, 1 << max(0, (-(-cost.count([fast] if fast else []) // lanes) - 1).bit_length()))
-
-    while lanes > 1 and (outer < 132 * neighbours() * lanes or not _is_whole(fast, lanes)):
+    while lanes > 1 and (outer < 132 * _neighbours(fast, lanes) * lanes or not _is_whole(fast, lanes)):
         lanes //= 2
-    rows = neighbours()
+    rows = _neighbours(fast, lanes)
     narrowest = min((width for s in n.stages for _, width in _accesses(s)), default=1)
     while rows * lanes * narrowest > SECTOR and outer < 132 * rows * lanes:
         rows //= 2
@@ -300,6 +301,31 @@ def _columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:
         threads *= 2
     return GridNest(
         n.outer, n.stages, fast if lanes > 1 else None, rows=rows, threads=threads, columns=True, lanes=lanes
+    )
+
+
+def _neighbours(fast: Var | None, lanes: int) -> int:
+    """Neighbouring vectors of outer indices that a block has, if its threads share inner loops."""
+    return min(COLUMNS, 1 << max(0, (-(-cost.count([fast] if fast else []) // lanes) - 1).bit_length()))
+
+
+def _held_columns(n: Nest, fast: Var, size: int, outer: int) -> GridNest | None:
+    """Neighbouring threads have neighbouring outer indices, and each its elements of the inner loops in registers."""
+    lanes = min(4, _lanes(fast, n.stages)) if _is_vectorizable(fast, n.stages) else 1
+    while lanes > 1 and (outer < 132 * _neighbours(fast, lanes) * lanes or not _is_whole(fast, lanes)):
+        lanes //= 2
+    threads, most = 1, min(2 * HELD, REGISTERS // lanes)
+    while threads * most < size or (
+        threads * 2 < size and outer // lanes * threads < BUSY and _neighbours(fast, lanes) * threads * 2 <= MOST
+    ):
+        threads *= 2
+    held = -(-size // threads)
+    rows = max(_neighbours(fast, lanes), BLOCK // 2 // threads) if threads > 1 else BLOCK // 2
+    if rows * threads > MOST:
+        return None
+    stages = _over_one_loop(n.stages, size, 1)
+    return GridNest(
+        n.outer, stages, fast if lanes > 1 else None, rows=rows, threads=threads, columns=True, lanes=lanes, held=held
     )
 
 
@@ -354,8 +380,14 @@ def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int
     held = -(-size // (threads * lanes))
     if threads == 1 or held > 2 * HELD or held * lanes > REGISTERS:
         return None
+    renamed = _over_one_loop(stages, size, lanes)
+    return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)
+
+
+def _over_one_loop(stages: Sequence[StageNest], size: int, lanes: int) -> tuple[StageNest, ...]:
+    """Stages that all run over the same variable, in vectors along it or not."""
     one = Var("e", size)
-    renamed = [
+    return tuple(
         dataclasses.replace(
             s,
             free=(one,) if s.free else (),
@@ -364,8 +396,7 @@ def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int
             vector=one if s.inner and lanes > 1 else None,
         )
         for s in stages
-    ]
-    return GridNest(outer, tuple(renamed), rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)
+    )
 
 
 def _with_best_last(s: StageNest, outer: tuple[Var, ...]) -> StageNest:
