@@ -153,6 +153,13 @@ def test_long_sums_are_more_accurate_than_eagers() -> None:
     assert torch.stack(ours).norm() < 0.7 * torch.stack(eagers).norm()
 
 
+def test_a_sum_of_float16_that_is_too_large_is_infinite() -> None:
+    """Also if it is divided next: kernels keep float32 between ops, in which it would be finite."""
+    x = torch.full((3, 1000), 100.0, dtype=torch.float16)
+    agrees(lambda x: (x.sum() / 1000, x.sum(1, keepdim=True) * 0.5, x[:, :40].float().prod(1)), x)
+    agrees(lambda x: torch.nn.functional.kl_div(x, x * 8, reduction="batchmean"), x)
+
+
 def test_nobody_runs_what_neither_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that declines what MAX cannot run leaves it to torch, and what is around it to a program."""
 

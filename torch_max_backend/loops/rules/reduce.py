@@ -56,6 +56,9 @@ def over(
     wanted = dtype or (x.dtype if compute is None else found.dtype)
     if finish is not None:
         found = pointwise_of(found, finish, wanted)
+    elif wanted is torch.float16 and combiner in ("sum", "product"):  # it may be infinite there, whatever follows
+        total = found
+        found = define(total.shape, wanted, lambda index: cast(total.at(index), wanted))
     elif found.dtype is not wanted:
         found = converted(found, wanted)
     if keepdim:
