@@ -77,7 +77,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @group
 @pytest.mark.parametrize("page", [*WITH_CODE, pytest.param("docs/training.md", marks=pytest.mark.full)])
-def test_python_runs(page: str, folder: Path) -> None:
+def test_python_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")  # as for who copies it
     assert blocks(page, "python"), "a page without an example needs no place in WITH_CODE"
     compile_all(folder)
     with own_registry():

@@ -98,7 +98,7 @@ def elsewhere(tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("executor", ["graph", "auto"])
+@pytest.mark.parametrize("executor", [pytest.param("graph", marks=pytest.mark.full), "auto"])
 def test_a_saved_function_needs_no_cache_and_takes_other_weights(run: Run, tmp_path: Path, executor: str) -> None:
     """As a MAX graph, and as a program of generated kernels."""
     saved, errors = run(SAVE, TORCH_MAX_BACKEND_EXECUTOR=executor)

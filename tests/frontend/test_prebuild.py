@@ -151,7 +151,7 @@ def test_convolutions_are_laid_out_as_on_a_gpu(last: str) -> None:
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("device", ["cuda:sm_90a", "cpu"])
+@pytest.mark.parametrize("device", ["cuda:sm_90a", pytest.param("cpu", marks=pytest.mark.full)])
 def test_prebuild(program: str, store: Store, tmp_path: Path, device: str) -> None:
     if device != "cpu" and get_accelerators():
         pytest.skip("tells nothing where there is a GPU")

@@ -249,6 +249,8 @@ def _blocks(results: int, along_memory: bool) -> int:
 def _chunk(size: Index, parts: int, multiple: int, machine: Machine) -> Index:
     """The length of so many parts, a multiple of something; for a symbolic size always of the same number of parts."""
     if size.is_constant:
+        if machine.has_grid and multiple > 1:  # a block's threads have as many vectors each, and whole ones
+            multiple = next((m for m in (4096, 1024, 256) if m * 4 * parts <= size.constant), multiple)
         return Index.of(-(-size.constant // parts // multiple) * multiple)
     return (size // (machine.results[0] * multiple) + 1) * multiple
 
