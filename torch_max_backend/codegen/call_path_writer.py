@@ -6,6 +6,7 @@ shows it. Variables are deleted after their last use, so that memory is freed as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch_max_backend.base.errors import LoweringError
 from torch_max_backend.capture.fake_tensors import (
     expr_of,
+    hint,
     order_of,
     sizes_of,
     storage_key,
@@ -36,6 +38,7 @@ from torch_max_backend.partition.index_checks import IndexChecks, index_checks
 from torch_max_backend.partition.partitioner import Plan
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.call_path import CallSpec
+from torch_max_backend.runtime.cuda_graphs.output_copies import COPY_LIMIT
 from torch_max_backend.runtime.program import ProgramSpec
 from torch_max_backend.runtime.region_call import RegionSpec
 
@@ -159,7 +162,39 @@ class _Writer:
             self._positions([*mutable, *written]),
             frozenset(range(results.meta.get(SAVED_FROM, len(outputs)), len(outputs))),
             plain,
+            self._positions(self._given()),
+            self._unrecordable(results),
         )
+
+    def _given(self) -> list[fx.Node]:
+        """What the forward has saved, if this is a backward."""
+        tangents = [n for n in self.placeholders if str(n.target).startswith("tangents")]
+        return [n for n in self.placeholders if n not in tangents] if tangents else []
+
+    def _unrecordable(self, results: fx.Node) -> str:
+        """Why torch's CUDA graphs cannot hold the call; empty if they can.
+
+        What they replay is what a GPU did. They tell shapes apart by integers among the arguments.
+        """
+        if self.plan.islands:
+            return f"PyTorch runs {self.plan.islands[0].op} in it"
+        values = [value_of(n) for n in self.placeholders]
+        numbers = {expr_of(v) for v in values if isinstance(v, torch.SymInt)}
+        if any(isinstance(v, torch.SymFloat) for v in values):
+            return "an argument is a float"
+        if not set().union(*map(symbols_of, values)) <= numbers:
+            return "no argument tells one of its sizes"
+        steps = [n for step in self.plan.steps for n in (step.nodes if isinstance(step, Region) else [step])]
+        tensors = [t for n in [*self.placeholders, *steps] for t in tensors_of(value_of(n))]
+        if any(t.device.type == "cpu" for t in tensors):
+            return "a tensor of it is on the CPU"
+        own = results.args[0][: results.meta.get(SAVED_FROM, None)]
+        memory = {storage_key(t) for v in values for t in tensors_of(v)}
+        leaving = [(r, t) for r in own if isinstance(r, fx.Node) for t in tensors_of(value_of(r))]
+        if any(storage_key(t) in memory or r in self.placeholders for r, t in leaving):
+            return "a result shares memory with an argument"
+        size = sum(math.prod(hint(d) for d in t.shape) * t.element_size() for _, t in leaving)
+        return f"its results, which would be copied, have {size >> 20} MB" if size > COPY_LIMIT else ""
 
     def _are_new(self, results: Sequence[Any]) -> bool:
         """Whether results are tensors, and none shares memory with an argument, a constant or another one."""

@@ -36,7 +36,8 @@ class CallSpec:
     ``written`` of those that are written in place. ``saved`` are the positions of results that are kept for a backward,
     and that nobody writes to. ``plain`` are the numbers of arguments and results where every argument is only read and
     every result is a tensor with memory of its own: then the text has a second function, ``direct``, which takes the
-    arguments one by one.
+    arguments one by one. ``given`` are the positions of a backward's arguments that its forward has saved.
+    ``unrecordable`` is why torch's CUDA graphs cannot hold the call, by its text; empty if they can.
     """
 
     source: str
@@ -48,6 +49,8 @@ class CallSpec:
     written: frozenset[int] = frozenset()
     saved: frozenset[int] = frozenset()
     plain: tuple[int, int] | None = None
+    given: frozenset[int] = frozenset()
+    unrecordable: str = ""
 
     def build(self, models: Sequence[Artifact]) -> Callable[[list[Any]], Any]:
         """The function, which takes a list of arguments and empties it, on one model or library per region."""

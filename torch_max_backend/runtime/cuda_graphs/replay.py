@@ -1,4 +1,4 @@
-"""Device graphs: MAX captures what each region enqueues, once per shape, and plays it back in one launch.
+"""Device graphs of regions that MAX has compiled: it captures what each enqueues, once per shape, and plays it back.
 
 ``docs/cuda-graphs.md`` says what a user may rely on. In short: arguments whose memory does not move are used where
 they are, the others are copied to memory of the recording first, and outputs are copies, so that they may be kept. The
@@ -25,15 +25,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import Artifact, CallSpec, bound
 from torch_max_backend.runtime.cuda_graphs.captured_region import ReplayRegion, refusal
-from torch_max_backend.runtime.cuda_graphs.output_copies import Output, bytes_of, hand_out, plan_outputs
+from torch_max_backend.runtime.cuda_graphs.output_copies import COPY_LIMIT, Output, bytes_of, hand_out, plan_outputs
+from torch_max_backend.runtime.cuda_graphs.recorded_program import RecordedProgram, unrecordable
+from torch_max_backend.runtime.cuda_graphs.turns import Turns
 from torch_max_backend.runtime.program import ProgramSpec
 from torch_max_backend.runtime.region_call import Model
 
 log = logging.getLogger("torch_max_backend")
-
-COPY_LIMIT = 512 << 20
-"""Bytes of arguments and outputs that may be copied per call: the gradients of 130 million parameters. Where there are
-more, the kernels take long enough to hide the host's work, and copies would cost what playing back saves."""
 
 PATIENCE = 4
 """How many calls in a row may have arguments elsewhere that are too many to be copied. A backward's stay when its
@@ -48,7 +46,7 @@ PLAYS = 16
 WASTED = 4
 """How many recordings in a row of one shape may not be worth it before it is recorded no more."""
 
-_PROGRAM = "it is a program, which MAX cannot record"
+_PROGRAM = "it is a program, in a call path of which MAX has compiled a part"
 Call = Callable[..., Any]
 _keys = itertools.count(1)
 
@@ -57,6 +55,12 @@ def with_replay(spec: CallSpec, models: Sequence[Artifact], options: Options) ->
     """The function of a call path, which records and plays back if that was asked for and a region can be."""
     plain = spec.build(models)
     if not options.device_graphs or not any(r.gpus for r in spec.regions):
+        return plain
+    of_programs = unrecordable(spec)
+    if not of_programs:
+        return RecordedProgram(spec, plain)
+    if all(isinstance(r, ProgramSpec) for r in spec.regions):
+        log.info("no device graph is recorded: %s", of_programs)
         return plain
     reasons = [_PROGRAM if isinstance(r, ProgramSpec) else refusal(r) for r in spec.regions]
     gpus = {index for r in spec.regions for index in r.gpus}
@@ -279,22 +283,6 @@ class Replayed:
             "".join(f"; {r}" for r in refusals),
         )  # fmt: skip
         return results
-
-
-class Turns:
-    """Has calls from several streams run one after the other, since they share memory."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._stream: torch.cuda.Stream | None = None
-
-    def take(self) -> None:
-        """Have the current stream wait for the one that the last call was on."""
-        last = self._stream
-        if last is None or last.cuda_stream != torch._C._cuda_getCurrentRawStream(self._index):
-            self._stream = torch.cuda.current_stream(self._index)
-            if last is not None:
-                self._stream.wait_stream(last)
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
