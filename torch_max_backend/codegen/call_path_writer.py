@@ -163,6 +163,7 @@ class _Writer:
             frozenset(range(results.meta.get(SAVED_FROM, len(outputs)), len(outputs))),
             plain,
             self._positions(self._given()),
+            len(outputs),
             self._unrecordable(results),
         )
 

@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 CHANNELS_LAST = (0, 2, 3, 1)
 """The order of an image's dimensions in memory."""
 FEW_CHANNELS = 16
@@ -61,3 +63,26 @@ class Convolution:
         """Whether the weight of an image with channels last shall have its channels last, too."""
         _, channels, *taps = self.weight
         return channels > 1 and math.prod(taps) > 1 and math.prod(self.weight) >= WORTH_AN_ORDER
+
+
+@dataclass(frozen=True)
+class CudnnConvolution(Convolution):
+    """A convolution on a GPU. cuDNN's kernels for 16-bit floats take channels last, and copy everything else first."""
+
+    @property
+    def is_heavy(self) -> bool:
+        """Never: the weight is read with channels last, too."""
+        return False
+
+    def gains(self, convolutions: int, copies: bool) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def orders_weight(self) -> bool:
+        """Always."""
+        return True
+
+
+CUDNN_DTYPES = (torch.bfloat16, torch.float16)
+"""Dtypes for which cuDNN has kernels for channels last alone."""

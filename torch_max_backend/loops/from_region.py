@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch_max_backend.base.errors import LoweringError, Unsupported
 from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
-from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
+from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, CUDNN_DTYPES, Convolution, CudnnConvolution
 from torch_max_backend.loops.expr import SHORT, Load, Scalar
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import library_of, scans_on_a_gpu
@@ -193,6 +193,8 @@ class _FromRegion:
             self.builder.promise = promise
             with contextlib.suppress(LeftToLibrary):
                 return rule(*args, **kwargs)
+        if target is torch.ops.aten.convolution.default and self.device.type == "cuda" and args[2] is not None:
+            return self._with_bias(target, args, promise)
         if library_of(target):
             return self._call(target, args, kwargs, promise)
         return self._taken_apart(target, args, kwargs)
@@ -302,6 +304,8 @@ class _FromRegion:
             found = Called(self.builder.name(), _dtype(value), sizes, strides)
             self.memory[found.name] = found.sizes, found.strides
             results.append(found)
+        if target is torch.ops.aten.convolution.default and self.device.type == "cuda":
+            args = [*args[:2], None, *args[3:]]  # see `_with_bias`
         refs = [image[k] if image is not None and k < 2 else as_ref(a) for k, a in enumerate(args)]
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
         self.builder.program.steps.append(
@@ -314,6 +318,15 @@ class _FromRegion:
         """How a library reads ``x``: where it is, if it is a view of memory, else from a copy."""
         return self._in_place(x) or self._in_place(define(x.shape, x.dtype, x.at))  # type: ignore[return-value]
 
+    def _with_bias(self, target: Any, args: Sequence[Any], promise: object) -> Tensor:
+        """A convolution on a GPU, where ATen adds the bias by a kernel of its own, which may as well be a loop."""
+        bias = args[2]
+        result = self._call(target, args, {}, promise)
+        self.builder.promise = promise
+        add = rule_of(torch.ops.aten.add.Tensor)
+        assert add is not None
+        return add(result, Tensor(result.shape, bias.dtype, lambda index: bias.at((index[1],))))
+
     # convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
     #     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
     def _convolution(self, args: Sequence[Any], promise: torch.Tensor) -> tuple[Ref, Ref, Shape] | None:
@@ -324,12 +337,15 @@ class _FromRegion:
         x, weight, groups = args[0], args[1], args[8]
         shape = self.symbols.shape(promise.shape)
         sizes = [[Index.of(s) for s in of] for of in (x.shape, weight.shape, shape)]
-        if x.rank != 4 or x.dtype not in _ONEDNN or not all(s.is_constant for of in sizes for s in of):
+        on_gpu = self.device.type == "cuda"
+        dtypes = CUDNN_DTYPES if on_gpu else _ONEDNN
+        if x.rank != 4 or x.dtype not in dtypes or not all(s.is_constant for of in sizes for s in of):
             return None
-        if any(port.node is self.node for port in self.region.outputs):
+        if self._leaves() and not (on_gpu and args[2] is not None):
             return None
         image, kernel, result = ([int(s.constant) for s in of] for of in sizes)
-        convolution = Convolution(image, kernel, result, args[6], groups)
+        kind = CudnnConvolution if on_gpu else Convolution
+        convolution = kind(image, kernel, result, args[6], groups)
         is_ordered = convolution.orders_weight and self._last(weight, self._in_place(weight)) is not None
         if convolution.is_heavy and not is_ordered:
             ref = self._ref(x)
@@ -341,6 +357,10 @@ class _FromRegion:
             return None
         placed = self._ordered(weight) if convolution.orders_weight else self._image(weight)
         return ordered, placed, dense_strides(shape, CHANNELS_LAST)
+
+    def _leaves(self) -> bool:
+        """Whether the result of the node at work leaves the region."""
+        return any(port.node is self.node for port in self.region.outputs)
 
     def _with_channels_last(self, x: Tensor, convolution: Convolution) -> Ref | None:
         """``x`` with channels last: as it lies, as it may lie, or copied if that pays."""

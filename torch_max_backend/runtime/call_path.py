@@ -36,7 +36,8 @@ class CallSpec:
     ``written`` of those that are written in place. ``saved`` are the positions of results that are kept for a backward,
     and that nobody writes to. ``plain`` are the numbers of arguments and results where every argument is only read and
     every result is a tensor with memory of its own: then the text has a second function, ``direct``, which takes the
-    arguments one by one. ``given`` are the positions of a backward's arguments that its forward has saved.
+    arguments one by one. ``given`` are the positions of a backward's arguments that its forward has saved,
+    ``results`` the number of results.
     ``unrecordable`` is why torch's CUDA graphs cannot hold the call, by its text; empty if they can.
     """
 
@@ -50,6 +51,7 @@ class CallSpec:
     saved: frozenset[int] = frozenset()
     plain: tuple[int, int] | None = None
     given: frozenset[int] = frozenset()
+    results: int = 0
     unrecordable: str = ""
 
     def build(self, models: Sequence[Artifact]) -> Callable[[list[Any]], Any]:

@@ -130,7 +130,7 @@ def as_planned(x: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> t
     """``x`` if it lies in memory as the kernels were made for, else a copy that does."""
     for n, have, want in zip(size, x.stride(), stride, strict=True):
         if have != want and n > 1:
-            return torch.empty_strided(size, stride, dtype=x.dtype).copy_(x)
+            return x.new_empty_strided(size, stride).copy_(x)
     return x
 
 

@@ -105,6 +105,7 @@ class RecordedProgram:
             device_index=self._index,
             is_backward=bool(spec.given),
             is_inference=not spec.given and not spec.saved,
+            stack_traces=[None] * spec.results,
             placeholders=tuple(PlaceholderInfo(name, None, [], None) for name in names),
             mutated_input_idxs=tuple(sorted(spec.written)),
         )
