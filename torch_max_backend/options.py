@@ -77,9 +77,8 @@ class Options:
     )
     executor: Literal["auto", "program", "graph"] = _option(
         "auto",
-        "Run regions as generated kernels and library calls where all of their ops have a loop rule; on a GPU those "
-        'with products, convolutions, attention or symbolic sizes, and those of device graphs, only with "program". '
-        '"graph" compiles every region with MAX.',
+        "Run regions as generated kernels and library calls where all of their ops have a loop rule, and compile the "
+        'others with MAX; "graph" compiles every region with MAX. "program" is the same as "auto".',
     )
     profile: bool = _option(
         False,

@@ -23,10 +23,9 @@ from torch_max_backend.codegen.program_writer import WrittenProgram, write_progr
 from torch_max_backend.compile.mojo_build import build_shared_library
 from torch_max_backend.loops import program as loop_program
 from torch_max_backend.loops.expr import Scalar, as_index, cast, constant, from_index, op, select
-from torch_max_backend.loops.from_region import dense_strides
 from torch_max_backend.loops.index import Index, Sym, product
 from torch_max_backend.loops.interpreter import Interpreter
-from torch_max_backend.loops.program import Call, Called, Input, Program, Ref
+from torch_max_backend.loops.program import Call, Called, Input, Program, Ref, dense_strides
 from torch_max_backend.loops.rules import norm, reduce, views
 from torch_max_backend.loops.rules.pointwise import clamp_to, to_copy
 from torch_max_backend.loops.simplify import without_dead_definitions

@@ -310,8 +310,9 @@ class _Writer:
             self.names[port.node] = f"v{len(self.names)}"
         targets = "".join(f"{self.names[p.node]}, " for p in region.outputs)
         self._emit(f"{targets}= {function}({text})" if targets else f"{function}({text})")
-        for port in region.outputs:
-            self._give_strides(port)
+        for k, port in enumerate(region.outputs):
+            if k not in program.strides:
+                self._give_strides(port)
 
     def _give_strides(self, port: Port) -> None:
         """From the memory order that the region returns to the strides that torch promises."""

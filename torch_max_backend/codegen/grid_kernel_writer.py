@@ -27,6 +27,7 @@ AHEAD = 8
 """Iterations of a loop, at most, whose reads are under way together."""
 _TOGETHER = {"sum": "add", "product": "mul", "any": "or", "all": "and", "maximum": "max", "minimum": "min"}
 _EXACT = ("floor", "ceil", "trunc", "round_even", "floor_div", "trunc_div", "remainder", "fmod")
+_NEARLY = ("div", "exp", "sigmoid", "tanh")
 _ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
 
 
@@ -45,8 +46,8 @@ class GridKernelWriter(KernelWriter):
         self.stage: StageNest | None = None
         self.shares: dict[Var, int] = {}
         """The shared loops of the stage at work, with the number of threads along each."""
-        self.nearly = _divided_nearly(nest)
-        """Divisions that need not be rounded exactly."""
+        self.nearly = _computed_nearly(nest)
+        """Operations that need not be exact."""
         self.lane: int | None = None
         """The lane of vectors at work, where lanes are computed one after the other."""
         self.tiles: dict[Load, str] = {}
@@ -64,7 +65,7 @@ class GridKernelWriter(KernelWriter):
         """Lines at the kernel's begin: memory that a block shares."""
 
     def _spelled(self, x: Op) -> str:
-        return "div_nearly" if x in self.nearly else super()._spelled(x)
+        return f"{x.name}_nearly" if x in self.nearly else super()._spelled(x)
 
     # -- outer indices ---------------------------------------------------------------------------------------
     def _outer(self) -> None:
@@ -530,8 +531,11 @@ class GridKernelWriter(KernelWriter):
                 super()._write(s, value, lanes)
 
 
-def _divided_nearly(nest: GridNest) -> set[Scalar]:
-    """Divisions of float32 on the way to results of 16 bits only, where nothing on the way asks for exact numbers."""
+def _computed_nearly(nest: GridNest) -> set[Scalar]:
+    """Operations on float32 on the way to results of 16 bits only, where nothing on the way asks for exact numbers.
+
+    They have a form that is fast, and right to 17 bits and more.
+    """
     coarse: set[Scalar] = set()
     exact: set[Scalar] = set()
     for s in (s for stage in nest.stages for s in stage.statements):
@@ -539,7 +543,7 @@ def _divided_nearly(nest: GridNest) -> set[Scalar]:
         narrow = s.dtype in (torch.float16, torch.bfloat16)
         asks = any(isinstance(x, Op) and (x.name in _EXACT or not x.dtype.is_floating_point) for x in every)
         (coarse if narrow and not asks else exact).update(
-            x for x in every if isinstance(x, Op) and x.name == "div" and x.dtype is torch.float32
+            x for x in every if isinstance(x, Op) and x.name in _NEARLY and x.dtype is torch.float32
         )
     return coarse - exact
 

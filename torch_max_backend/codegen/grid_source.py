@@ -11,11 +11,22 @@ from torch_max_backend.runtime.grid_program import KernelLaunch
 from torch_max_backend.schedule.grid import GridNest
 
 
+NAMED, LONGEST = 3, 22
+"""Ops in the name of a kernel and letters of them, at most: Mojo shortens names of more than 32 letters."""
+
+
+def _ops(origins: Sequence[str]) -> str:
+    """The last ops that a kernel computes, for its name in profiles."""
+    found = [where.split(" at ")[0].split(".") for where in origins]
+    names = dict.fromkeys(parts[1].strip("_") for parts in found if len(parts) > 1)
+    return "".join(f"_{name}" for name in list(names)[-NAMED:])[:LONGEST].rstrip("_")
+
+
 class GridSource:
     """A kernel for each different nest. The launches of a segment take their parameters from one table, as it has."""
 
     def __init__(self) -> None:
-        self._texts = KernelTexts(GridKernelWriter)  # type: ignore[arg-type]
+        self._texts = KernelTexts(GridKernelWriter, _ops)  # type: ignore[arg-type]
         self.threads: dict[str, int] = {}
         """The threads of a block, by kernel."""
 

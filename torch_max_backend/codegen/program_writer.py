@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,6 +49,8 @@ class WrittenProgram:
     symbols: tuple[Any, ...] = ()
     threads: Mapping[str, int] | None = None
     """For a GPU, the threads of a block by kernel."""
+    strides: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Of outputs that may lie in memory in any way, by position."""
 
 
 def write_program(
@@ -157,6 +159,8 @@ class _Writer:
         if name not in self.outputs:
             return tuple(layout.sizes), tuple(layout.strides)
         shape = self.plan.program.shapes.get(name, layout.sizes)
+        if name in self.plan.program.free:
+            return tuple(shape), tuple(map(Index.of, self.plan.program.free[name]))
         return tuple(shape), tuple(_dense(shape, self.region.outputs[self.outputs[name]].order))
 
     def _bytes(self, name: str) -> Index:
@@ -246,8 +250,15 @@ class _Writer:
     def _written(self, text: str, symbols: tuple[Any, ...]) -> WrittenProgram:
         counts = self.source.kernels, self.launches, tuple(self.calls), self.moved
         return WrittenProgram(
-            ProgramSpec(text, self.values, tuple(self.segments), *counts), self.source.text(), symbols
+            ProgramSpec(text, self.values, tuple(self.segments), *counts),
+            self.source.text(),
+            symbols,
+            strides=self._free_strides(),
         )
+
+    def _free_strides(self) -> dict[int, tuple[int, ...]]:
+        """The strides of outputs that may lie in any way, by position."""
+        return {k: self.plan.program.free[name] for name, k in self.outputs.items() if name in self.plan.program.free}
 
     def _allocate(self, name: str) -> None:
         d = self.definitions[name]
@@ -365,6 +376,9 @@ class _Writer:
 
     def _call(self, call: Call) -> None:
         function = f"op{len(self.values)}"
+        if call.into:
+            self._call_into(function, call)
+            return
         self.values[function] = call.target
         args = [self._argument(a) for a in call.args] + [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
         results = [r.name if r else "_" for r in call.results]
@@ -380,6 +394,18 @@ class _Writer:
                 )
         self.calls.append(f"{call.library} {call.target}")
         self.alive |= {r.name for r in call.results if r}
+
+    def _call_into(self, function: str, call: Call) -> None:
+        """A call whose one result is written into memory that is laid out before."""
+        (result,) = call.results
+        assert result is not None
+        self.values[function] = call.target.overloadpacket.out
+        args = [self._argument(a) for a in call.args] + [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
+        dtype = str(result.dtype).removeprefix("torch.")
+        self.lines.append(f"{result.name} = empty({self._tuple(result.sizes)}, {self._tuple(result.strides)}, {dtype})")
+        self._ranged([f"{function}({', '.join(args)}, out={result.name})"], lambda: f"{call.library} {call.target}")
+        self.calls.append(f"{call.library} {call.target}")
+        self.alive.add(result.name)
 
     def _argument(self, x: Any) -> str:
         if isinstance(x, Ref):
@@ -446,7 +472,7 @@ class _GridWriter(_Writer):
         counts = self.grid.kernels, self.launches, tuple(self.calls), self.moved
         sites = self._sites() if self.check_indices and ERRORS in self.dtypes else ()
         spec = ProgramSpec(text, self.values, tuple(self.segments), *counts, gpus=(self.gpu,), sites=sites)
-        return WrittenProgram(spec, self.grid.text(), symbols, self.grid.threads)
+        return WrittenProgram(spec, self.grid.text(), symbols, self.grid.threads, self._free_strides())
 
     def _sites(self) -> tuple[Site, ...]:
         """The program's sites for the words that a GPU reports: an index and the number of elements.

@@ -51,8 +51,12 @@ class Writer(Protocol):
 class KernelTexts:
     """The different kernels of a program, by their text."""
 
-    def __init__(self, writer: Callable[[Nest, Mapping[str, Slot]], Writer]) -> None:
-        self._writer = writer
+    def __init__(
+        self,
+        writer: Callable[[Nest, Mapping[str, Slot]], Writer],
+        suffix: Callable[[Sequence[str]], str] = lambda origins: "",
+    ) -> None:
+        self._writer, self._suffix = writer, suffix
         self._kernels: dict[str, str] = {}
         self._origins: dict[str, dict[str, None]] = {}
 
@@ -64,7 +68,7 @@ class KernelTexts:
     def add(self, nest: Nest, slots: Mapping[str, Slot]) -> tuple[str, Writer]:
         """The name of a nest's kernel, and what has written it."""
         kernel = self._writer(nest, slots)
-        name = self._kernels.setdefault(kernel.text(), f"kernel{len(self._kernels)}")
+        name = self._kernels.setdefault(kernel.text(), f"kernel{len(self._kernels)}{self._suffix(kernel.origins())}")
         self._origins.setdefault(name, {}).update(dict.fromkeys(kernel.origins()))
         return name, kernel
 

@@ -20,12 +20,11 @@ from torch_max_backend.compile.cuda_build import build_cubin
 from torch_max_backend.compile.mojo_build import build_shared_library
 from torch_max_backend.compile.program_libraries import LibraryJob, launcher_job, library_parts
 from torch_max_backend.compile.stats import CompileStats
-from torch_max_backend.loops.from_region import NodesWithoutLoopsError, device_of, program_of
-from torch_max_backend.loops.libraries import PRODUCTS
-from torch_max_backend.loops.program import Call
+from torch_max_backend.loops.build import program_of
+from torch_max_backend.loops.from_region import NodesWithoutLoopsError, device_of
 from torch_max_backend.loops.program import Program as LoopProgram
 from torch_max_backend.options import Options
-from torch_max_backend.partition.region import Region
+from torch_max_backend.partition.region import RESTRIDED, Region
 from torch_max_backend.runtime.cuda_launch import CUBIN
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import LIBRARY, Library, load_library
@@ -87,7 +86,7 @@ def programs_of(
                     continue
                 program = program_of(region)
                 if device.type == "cuda":
-                    _for_gpu(program, options)
+                    _for_gpu()
                 gpu = (device.index or 0) if device.type == "cuda" else None
                 plan = schedule(program, CPU if gpu is None else GPU)
                 written = write_program(region, plan, _checked(region), gpu, options.check_indices, options.profile)
@@ -108,19 +107,10 @@ def programs_of(
     return found
 
 
-def _for_gpu(program: LoopProgram, options: Options) -> None:
-    """Raise ``Unsupported`` for what MAX's graph compiler is left on a GPU."""
+def _for_gpu() -> None:
+    """Raise ``Unsupported`` where kernels cannot be generated for the GPU."""
     if elsewhere() is None and torch.version.hip:
         raise Unsupported("kernels are generated for NVIDIA GPUs")
-    if options.executor == "program":
-        return
-    if program.symbols:
-        raise Unsupported("sizes are symbolic, which generated kernels on a GPU are not used for yet")
-    if options.device_graphs:
-        raise Unsupported("device graphs are recorded of regions that MAX has compiled")
-    products = {str(s.target) for s in program.steps if isinstance(s, Call) and s.target in PRODUCTS}
-    if products:
-        raise Unsupported(f"on a GPU products are fused with what is around them: {', '.join(sorted(products))}")
 
 
 def architecture(gpu: int) -> str:
@@ -138,7 +128,7 @@ def _checked(region: Region) -> list[bool]:
 
 
 def _is_computed(node: fx.Node) -> bool:
-    return node.op == "call_function" or str(node.target).startswith("tangents")
+    return node.op == "call_function" or str(node.target).startswith("tangents") or bool(node.meta.get(RESTRIDED))
 
 
 def _job(written: WrittenProgram, region: Region, arch: str, options: Options) -> LibraryJob | None:

@@ -34,6 +34,7 @@ from torch_max_backend.compile.pending import is_deferring
 from torch_max_backend.compile.programs import Program, libraries_of, programs_of, runs_programs
 from torch_max_backend.diagnostics.report import GraphReport, ProgramReport
 from torch_max_backend.frontend.compiled_graph import CompiledGraph
+from torch_max_backend.frontend.saved_layouts import report_strides, set_free, take_strides
 from torch_max_backend.loops.libraries import library_of
 from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.lowering.graph_builder import NodeRefused, mismatch_error
@@ -51,6 +52,7 @@ log = logging.getLogger("torch_max_backend")
 def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Options) -> CompiledGraph:
     """Compile one functional ATen graph: rewrite, partition, lower and compile the regions, write the call path."""
     backward = gm.meta.pop(BACKWARD, None)
+    take_strides(gm, example_inputs)
     with left_to_torch(options.torch_executed_ops):
         gm = rewrite(gm)
     static = _static_inputs(gm)
@@ -88,6 +90,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
             unsaved = "MAX's compiler failed on it, and another process may have more luck"
             for region in plan.regions:
                 cut.refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
+    report_strides(plan, gm, {k: p.written for k, p in programs.items()})
     if plan.islands:
         warnings.warn(build.report(CompileStats(len(plan.regions))).warning(), stacklevel=2)
     if compiled is not None and loaded and elsewhere() is None:
@@ -112,6 +115,8 @@ class _Cut:
         while True:
             plan = partition(self.gm.graph, self.refused, executed, least, self.without_loops, self._may_have_loops)
             known = len(self.without_loops)
+            if self.options.compile == "wait" and not self.no_programs:
+                set_free(plan, self.gm)
             programs = {} if self.no_programs else programs_of(plan.regions, self.options, self.without_loops)
             if len(self.without_loops) > known:
                 continue

@@ -21,14 +21,14 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch_max_backend.base.errors import LoweringError, Unsupported
 from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
-from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, CUDNN_DTYPES, Convolution, CudnnConvolution
-from torch_max_backend.loops.expr import SHORT, Load, Scalar
+from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
+from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.libraries import library_of, scans_on_a_gpu
-from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref
+from torch_max_backend.loops.libraries import library_of
+from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref, dense_strides
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
-from torch_max_backend.loops.tensor import Builder, Shape, Tensor, building, define, named, sized
+from torch_max_backend.loops.tensor import Builder, Shape, Tensor, define, named, sized
 from torch_max_backend.partition.region import Region
 
 
@@ -56,25 +56,23 @@ def device_of(region: Region) -> torch.device:
     return device
 
 
-def program_of(region: Region) -> Program:
-    """The loop program of a region.
+class FromRegion:
+    """The walk over a region's nodes, on a CPU."""
 
-    Raises:
-        NodesWithoutLoopsError: Nodes have neither rule nor library call.
-        Unsupported: The region has what programs do not.
-        LoweringError: A rule broke torch's promise.
-    """
-    with building() as builder:
-        return _FromRegion(region, builder).program()
+    kind: type[Convolution] = Convolution
+    channels_last: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+    """Dtypes of convolutions for which channels may be put last."""
+    adds_bias = False
+    """Whether the bias of the convolution at work is a loop's."""
 
-
-class _FromRegion:
     def __init__(self, region: Region, builder: Builder) -> None:
         self.region, self.builder, self.symbols = region, builder, builder.symbols
         self.device = device_of(region)
         self.env: dict[fx.Node, Any] = {}
         self.memory: dict[str, tuple[Shape, Shape]] = {}
         """Sizes and strides of what lies in memory, by name: inputs, results of library calls, what these read."""
+        self.defined: dict[Any, Tensor] = {}
+        """What was computed for libraries to read, by shape, dtype and the scalar at an index."""
         self.node = next(iter(region.nodes), None)
         """The node at work."""
         self.convolutions = sum(n.target is torch.ops.aten.convolution.default for n in region.nodes)
@@ -95,9 +93,9 @@ class _FromRegion:
         leaving: set[str] = set(program.inputs)
         for port in self.region.outputs:
             x = self.env[port.node]
-            name = self._own(x, leaving, dense_strides(x.shape, port.order))
+            name = self._own(x, leaving, None if port.free else dense_strides(x.shape, port.order))
             leaving.add(name)
-            program.outputs.append((name, port.order))
+            program.outputs.append((name, self._as_it_lies(name, x) if port.free else port.order))
             program.shapes[name] = x.shape
         for target, source in self.region.stores:
             stored = self._own(self.env[source], leaving, self._stored_strides(target, source))
@@ -120,14 +118,39 @@ class _FromRegion:
             return named(name, sizes, _dtype(value))
         return tuple(map(self._unknown, value)) if isinstance(value, list | tuple) else None
 
-    def _own(self, x: Tensor, taken: set[str], strides: Shape) -> str:
+    def _as_it_lies(self, name: str, x: Tensor) -> tuple[int, ...]:
+        """The order in memory of an output that may lie in any way: as a library has it, or as what it is made from."""
+        order = tuple(range(x.rank))
+        strides = self.memory[name][1] if name in self.memory else None
+        if strides is None:
+            found = next((y for y in loads(x.at(tuple(map(Index.of, _variables(x))))) if y.source == name), None)
+            step = next((s for s in self.builder.program.steps if isinstance(s, Definition) and s.name == name), None)
+            order = order if found is None or step is None else self._order_of_a_source(step)
+            strides = dense_strides(x.shape, order)
+        else:
+            order = self.builder.program.orders.get(name, order)
+        self.builder.program.free[name] = tuple(int(s.constant) for s in strides)
+        return order
+
+    def _order_of_a_source(self, d: Definition) -> tuple[int, ...]:
+        """The order in memory of a tensor that a definition reads element by element."""
+        index = tuple(map(Index.of, d.variables))
+        for x in loads(d.body):
+            sizes, strides = self.memory.get(x.source, ((), ()))
+            if x.index == index and sizes == d.sizes and all(s.is_constant for s in strides):
+                order = tuple(sorted(range(len(sizes)), key=lambda k: -strides[k].constant))
+                if dense_strides(sizes, order) == strides:
+                    return order
+        return tuple(range(len(d.variables)))
+
+    def _own(self, x: Tensor, taken: set[str], strides: Shape | None) -> str:
         """The name of a definition or a call's result that is exactly ``x``, that nobody else returns, and that lies
         in these strides or still may.
 
         A library that reads a definition has been told its strides already.
         """
         name = _source_of(x)
-        free = name not in self.memory or self.memory[name][1] == strides
+        free = name not in self.memory or strides is None or self.memory[name][1] == strides
         if name and name not in taken and free and self._is_whole(x, name):
             return name
         return _source_of(define(x.shape, x.dtype, x.at))
@@ -140,7 +163,7 @@ class _FromRegion:
     def _leaving_strides(self, d: Definition) -> Shape | None:
         """The strides with which a definition will leave, if it will, as far as is known when a library reads it."""
         for port in self.region.outputs:
-            x = self.env.get(port.node)
+            x = None if port.free else self.env.get(port.node)
             if isinstance(x, Tensor) and _source_of(x) == d.name and self._is_whole(x, d.name):
                 return dense_strides(d.sizes, port.order)
         for target, source in self.region.stores:
@@ -186,17 +209,14 @@ class _FromRegion:
             if value.device not in (self.device, torch.device("meta")):
                 raise Unsupported(f"a program on {self.device} has no tensor on {value.device}")
         rule = rule_of(target)
-        first, dim = (*args, None, None)[:2]
-        if self.device.type != "cpu" and isinstance(first, Tensor) and scans_on_a_gpu(target, first.shape, dim):
-            return self._call(target, args, kwargs, promise)
+        if self._is_for_library(target, args):
+            return self._library(target, args, kwargs, promise)
         if rule is not None:
             self.builder.promise = promise
             with contextlib.suppress(LeftToLibrary):
                 return rule(*args, **kwargs)
-        if target is torch.ops.aten.convolution.default and self.device.type == "cuda" and args[2] is not None:
-            return self._with_bias(target, args, promise)
         if library_of(target):
-            return self._call(target, args, kwargs, promise)
+            return self._library(target, args, kwargs, promise)
         return self._taken_apart(target, args, kwargs)
 
     def _held_against_promise(self, node: fx.Node, result: Any) -> Any:
@@ -284,48 +304,68 @@ class _FromRegion:
         raise LoweringError(f"the decomposition of {target} returns nothing")
 
     # -- library calls -----------------------------------------------------------------------------------------
-    def _call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: object) -> Any:
-        reference = self._image if target in _CONVOLUTIONS else self._ref
+    def _is_for_library(self, target: Any, args: Sequence[Any]) -> bool:
+        """Whether a library computes what a rule could."""
+        return False
+
+    def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: object) -> Any:
+        return self._call(target, args, kwargs, promise)
+
+    def _reference(self, target: Any, x: Tensor) -> Ref:
+        """How a library reads an argument."""
+        return self._image(x) if target in CONVOLUTIONS else self._ref(x)
+
+    def _call(
+        self,
+        target: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        promise: object,
+        strides: Sequence[Shape | None] = (),
+        into: bool = False,
+    ) -> Any:
+        """Add a call of a library.
+
+        Args:
+            strides: Of results, where they are known to be others than torch promises.
+            into: Whether its one result is written to memory with these strides.
+        """
 
         def as_ref(x: Any) -> Any:
             if isinstance(x, Tensor):
-                return reference(x)
+                return self._reference(target, x)
             return type(x)(as_ref(v) for v in x) if isinstance(x, list | tuple) else x
 
         many = isinstance(promise, list | tuple)
         image = self._convolution(args, promise) if target is torch.ops.aten.convolution.default else None
+        known = dict(enumerate(strides if image is None else [image[2]]))
         results: list[Called | None] = []
-        for value in promise if isinstance(promise, list | tuple) else [promise]:
+        for k, value in enumerate(promise if isinstance(promise, list | tuple) else [promise]):
             if not isinstance(value, torch.Tensor):
                 results.append(None)
                 continue
-            sizes, strides = self.symbols.shape(value.shape), self.symbols.shape(value.stride())
-            strides = strides if image is None else image[2]
-            found = Called(self.builder.name(), _dtype(value), sizes, strides)
+            planned = known.get(k) or self.symbols.shape(value.stride())
+            found = Called(self.builder.name(), _dtype(value), self.symbols.shape(value.shape), planned)
             self.memory[found.name] = found.sizes, found.strides
             results.append(found)
-        if target is torch.ops.aten.convolution.default and self.device.type == "cuda":
-            args = [*args[:2], None, *args[3:]]  # see `_with_bias`
         refs = [image[k] if image is not None and k < 2 else as_ref(a) for k, a in enumerate(args)]
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
         self.builder.program.steps.append(
-            Call(library_of(target) or "ATen", target, *given, tuple(results), self.builder.where)
+            Call(library_of(target) or "ATen", target, *given, tuple(results), self.builder.where, into)
         )
         tensors = [named(r.name, r.sizes, r.dtype) if r else None for r in results]
         return tuple(tensors) if many else tensors[0]
 
     def _ref(self, x: Tensor) -> Ref:
         """How a library reads ``x``: where it is, if it is a view of memory, else from a copy."""
-        return self._in_place(x) or self._in_place(define(x.shape, x.dtype, x.at))  # type: ignore[return-value]
+        return self._in_place(x) or self._in_place(self._defined(x))  # type: ignore[return-value]
 
-    def _with_bias(self, target: Any, args: Sequence[Any], promise: object) -> Tensor:
-        """A convolution on a GPU, where ATen adds the bias by a kernel of its own, which may as well be a loop."""
-        bias = args[2]
-        result = self._call(target, args, {}, promise)
-        self.builder.promise = promise
-        add = rule_of(torch.ops.aten.add.Tensor)
-        assert add is not None
-        return add(result, Tensor(result.shape, bias.dtype, lambda index: bias.at((index[1],))))
+    def _defined(self, x: Tensor) -> Tensor:
+        """``x`` in memory of its own; the same as before, if it has been asked for already."""
+        key = x.shape, x.dtype, x.at(tuple(map(Index.of, _variables(x))))
+        if key not in self.defined:
+            self.defined[key] = define(x.shape, x.dtype, x.at)
+        return self.defined[key]
 
     # convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
     #     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
@@ -337,15 +377,12 @@ class _FromRegion:
         x, weight, groups = args[0], args[1], args[8]
         shape = self.symbols.shape(promise.shape)
         sizes = [[Index.of(s) for s in of] for of in (x.shape, weight.shape, shape)]
-        on_gpu = self.device.type == "cuda"
-        dtypes = CUDNN_DTYPES if on_gpu else _ONEDNN
-        if x.rank != 4 or x.dtype not in dtypes or not all(s.is_constant for of in sizes for s in of):
+        if x.rank != 4 or x.dtype not in self.channels_last or not all(s.is_constant for of in sizes for s in of):
             return None
-        if self._leaves() and not (on_gpu and args[2] is not None):
+        if self._leaves() and not self.adds_bias:
             return None
         image, kernel, result = ([int(s.constant) for s in of] for of in sizes)
-        kind = CudnnConvolution if on_gpu else Convolution
-        convolution = kind(image, kernel, result, args[6], groups)
+        convolution = self.kind(image, kernel, result, args[6], groups)
         is_ordered = convolution.orders_weight and self._last(weight, self._in_place(weight)) is not None
         if convolution.is_heavy and not is_ordered:
             ref = self._ref(x)
@@ -360,7 +397,7 @@ class _FromRegion:
 
     def _leaves(self) -> bool:
         """Whether the result of the node at work leaves the region."""
-        return any(port.node is self.node for port in self.region.outputs)
+        return any(port.node is self.node and not port.free for port in self.region.outputs)
 
     def _with_channels_last(self, x: Tensor, convolution: Convolution) -> Ref | None:
         """``x`` with channels last: as it lies, as it may lie, or copied if that pays."""
@@ -395,8 +432,11 @@ class _FromRegion:
         last = dense_strides(x.shape, CHANNELS_LAST)
         return ref if ref is not None and _lie_alike(x.shape, ref.strides, last) else None
 
-    def _in_place(self, x: Tensor, order: tuple[int, ...] | None = None) -> Ref | None:
-        """``x`` where it is; a definition that may still lie in any way will lie in ``order``."""
+    def _in_place(self, x: Tensor, order: tuple[int, ...] | None = None, multiple: int = 1) -> Ref | None:
+        """``x`` where it is.
+
+        A definition that may still lie in any way will lie in ``order``, or its rows begin at a multiple of elements.
+        """
         variables = _variables(x)
         load = x.at(tuple(map(Index.of, variables)))
         if not isinstance(load, Load):
@@ -407,6 +447,10 @@ class _FromRegion:
             if leaving is None and order is not None and self._is_whole(x, load.source):
                 self.builder.program.orders[load.source] = order
                 leaving = dense_strides(step.sizes, order)
+            elif leaving is None and multiple > 1 and _is_uneven(step, multiple):
+                length = int(step.sizes[-1].constant)
+                rows = self.builder.program.rows[load.source] = length, -(-length // multiple) * multiple
+                leaving = dense_strides(step.sizes, rows=rows)
             self.memory[load.source] = step.sizes, leaving or dense_strides(step.sizes)
         sizes, strides = self.memory[load.source]
         if x.shape == sizes and load.index == tuple(map(Index.of, variables)):
@@ -442,21 +486,17 @@ class _FromRegion:
 
 
 _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default)
-_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
-_ONEDNN = (torch.float32, torch.bfloat16)
+CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
 def _lie_alike(sizes: Shape, a: Shape, b: Shape) -> bool:
     return all(x == y for n, x, y in zip(sizes, a, b, strict=True) if n != 1)
 
 
-def dense_strides(sizes: Shape, order: Sequence[int] | None = None) -> Shape:
-    """The strides of a tensor without gaps, in elements; ``order`` has its dimensions as memory has them."""
-    strides, step = [Index.of(1)] * len(sizes), Index.of(1)
-    for d in reversed(range(len(sizes)) if order is None else order):
-        strides[d] = step
-        step = step * (sizes[d] if sizes[d] != 0 else 1)
-    return tuple(strides)
+def _is_uneven(d: Definition, multiple: int) -> bool:
+    """Whether rows are no multiple of so many elements, and long enough for a gap behind them."""
+    length = d.sizes[-1].constant if len(d.sizes) > 1 and all(n.is_constant for n in d.sizes) else 0
+    return length >= 8 * multiple and length % multiple != 0
 
 
 def _source_of(x: Tensor) -> str:

@@ -162,6 +162,7 @@ _ATEN = [
     *OF_FLOAT64,
 ]
 
+ATTENTION = frozenset(op for op in (*_PRODUCTS, *_ATTENTION_ON_A_GPU) if "scaled_dot_product" in str(op))
 PRODUCTS = frozenset([*_PRODUCTS, *_ATTENTION_ON_A_GPU])
 PREFIXES = frozenset(getattr(aten, name).default for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"))
 LONGEST_PREFIX, FEWEST_ROWS = 1 << 13, 256

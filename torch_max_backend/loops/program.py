@@ -8,7 +8,7 @@ t0[i:4]: f32 = sum over j:8 of x[i, j]
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,24 @@ from torch_max_backend.loops.index import Index, Sym, Var
 COMBINERS = ("sum", "product", "maximum", "minimum", "any", "all", "argmax", "argmin")
 """What a reduction does with its elements. Maximum and minimum are NaN if an element is; argmax and argmin give the
 place of the first greatest or least (a NaN counts as such) in the order of the reduction's variables."""
+
+
+def dense_strides(
+    sizes: Sequence[Index], order: Sequence[int] | None = None, rows: tuple[int, int] | None = None
+) -> tuple[Index, ...]:
+    """The strides of a tensor without gaps, in elements.
+
+    Args:
+        order: The dimensions as memory has them.
+        rows: The length of a row, and the elements from one to the next, if there are gaps between them.
+    """
+    strides, step = [Index.of(1)] * len(sizes), Index.of(1)
+    for d in reversed(range(len(sizes)) if order is None else order):
+        strides[d] = step
+        step = step * (sizes[d] if sizes[d] != 0 else 1)
+        if rows is not None and step == rows[0]:
+            step = Index.of(rows[1])
+    return tuple(strides)
 
 
 @dataclass(frozen=True)
@@ -138,6 +156,8 @@ class Call:
     kwargs: dict[str, Any] = field(hash=False)
     results: tuple[Called | None, ...] = ()
     where: str = ""
+    into: bool = False
+    """Whether the result is written into memory with the strides that are planned, by the op's overload ``out``."""
 
     def reads(self) -> tuple[str, ...]:
         """The names of the tensors that it reads."""
@@ -173,7 +193,8 @@ class Program:
     compute them. ``stores`` are pairs of an input and the definition that is written into it after every step that
     reads the input. ``symbols`` are the integers that a call gives, each with torch's expression for it, ``sites`` the
     places that check indices, by number. ``orders`` are those of dimensions in memory for definitions that libraries
-    read and that do not leave, where it is not their own.
+    read and that do not leave, where it is not their own; ``rows`` are the lengths of their rows in memory, with what
+    lies between the beginnings of two, where that is more. ``free`` are the strides of outputs that leave as they lie.
     """
 
     inputs: dict[str, Input] = field(default_factory=dict)
@@ -184,10 +205,13 @@ class Program:
     shapes: dict[str, tuple[Index, ...]] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     orders: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    rows: dict[str, tuple[int, int]] = field(default_factory=dict)
+    free: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [*map(str, self.inputs.values()), *map(str, self.steps)]
         lines += [f"{name} in memory {order}" for name, order in self.orders.items()]
+        lines += [f"{name} in rows of {length} every {step}" for name, (length, step) in self.rows.items()]
         lines += [f"out {name} order {order}" for name, order in self.outputs]
         lines += [f"store {source} into {target}" for target, source in self.stores]
         return "\n".join(lines)

@@ -16,18 +16,23 @@ from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.partition.optimizer_updates import Update
 from torch_max_backend.partition.symbolic_dims import DimTable
 
+RESTRIDED = "torch_max_backend_restrided"
+"""The key of a placeholder's ``meta`` that says that its strides are not those that torch traced."""
+
 
 @dataclass(frozen=True)
 class Port:
     """A tensor that enters or leaves a region.
 
     ``order`` is the permutation of its dimensions in which it is contiguous at the boundary. ``mutable`` marks an
-    input that the region writes in place.
+    input that the region writes in place, ``free`` an output that may lie in memory in any way: only a backward reads
+    it, which is told.
     """
 
     node: fx.Node
     order: tuple[int, ...]
     mutable: bool = False
+    free: bool = False
 
     @property
     def value(self) -> torch.Tensor:

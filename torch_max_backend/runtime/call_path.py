@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.index_reports import raise_reported
@@ -82,7 +83,8 @@ class CallSpec:
         """
         buffer = io.BytesIO()
         try:
-            _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(self)
+            with unset_fake_temporarily():  # constants may be on a GPU, and torch traces
+                _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(self)
         except NotSavableError:
             raise
         except Exception as error:  # what a value's own reduction raises

@@ -217,6 +217,8 @@ def _thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
     plain = len(n.stages) == 1 and not n.stages[0].inner and n.stages[0].statements[0].how is None
     if plain and fast is not None:
         across = _across(n, fast)
+        if across is not None and outer >= LARGE and cost.count([across]) <= SHORT:
+            return _with_loop_inside(n, across)
         if across is not None and outer >= LARGE:
             return GridNest(n.outer, n.stages, rows=1, tile=(fast, across))
         flat, last = _flattened(n, fast)
@@ -227,6 +229,14 @@ def _thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
         lanes //= 2
     rows = BLOCK if outer // lanes >= BUSY else 128
     return GridNest(n.outer, n.stages, fast if lanes > 1 else None, rows=rows, lanes=lanes)
+
+
+def _with_loop_inside(n: Nest, across: Var) -> GridNest:
+    """A thread has an outer index and all of a short loop, whose elements it reads lie in few lines of memory."""
+    (stage,) = n.stages
+    outer = tuple(v for v in n.outer if v != across)
+    rows = BLOCK if cost.count(outer) >= BUSY else 128
+    return GridNest(outer, (dataclasses.replace(stage, free=(across,)),), rows=rows)
 
 
 def _across(n: Nest, fast: Var) -> Var | None:

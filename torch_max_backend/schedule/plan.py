@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch_max_backend.loops.expr import loads
-from torch_max_backend.loops.index import Index
-from torch_max_backend.loops.program import Call, Definition, Program, Scatter, reads
+from torch_max_backend.loops.program import Call, Definition, Program, Scatter, dense_strides, reads
 from torch_max_backend.loops.simplify import without_reductions_of_one, without_sums_of_one_element
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.grid import grid_nest, grid_scatter
@@ -79,7 +78,7 @@ def layouts_of(program: Program) -> dict[str, Layout]:
         order = orders.get(step.name)
         if order is None and step.name not in told:
             order = _order_of_sources(step, found)
-        found[step.name] = Layout(step.sizes, _strides(step.sizes, order))
+        found[step.name] = Layout(step.sizes, dense_strides(step.sizes, order, program.rows.get(step.name)))
         target = targets.get(step.name)
         if target is not None and target.sizes == step.sizes and step.name not in orders:
             found[step.name] = Layout(step.sizes, target.strides)
@@ -97,15 +96,6 @@ def _order_of_sources(d: Definition, layouts: Mapping[str, Layout]) -> tuple[int
             short = (k for k in range(len(steps)) if k not in long)
             orders.add((*short, *sorted(long, key=lambda k: -steps[k])))
     return orders.pop() if len(orders) == 1 and not isinstance(d.how, Scatter) else None
-
-
-def _strides(sizes: tuple[Index, ...], order: tuple[int, ...] | None) -> tuple[Index, ...]:
-    strides = [Index.of(1)] * len(sizes)
-    step = Index.of(1)
-    for d in reversed(order or range(len(sizes))):
-        strides[d] = step
-        step = step * (sizes[d] if sizes[d] != 0 else 1)
-    return tuple(strides)
 
 
 def _local(program: Program, steps: list[Kernel | Call]) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -11,15 +12,18 @@ from torch_max_backend.loops.expr import (
     FromIndex,
     Guarded,
     Load,
+    Op,
     Scalar,
     as_index,
+    cast,
+    constant,
     from_index,
     loads,
     rewrite,
     variables,
     walk,
 )
-from torch_max_backend.loops.index import Div, Index, Mod, Replaced, Var, least
+from torch_max_backend.loops.index import Atom, Div, Index, Mod, Replaced, Var, least, product
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scatter
 from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
@@ -139,12 +143,92 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
     last part shorter, and ``t0[] = sum over p:13 of t0_parts[p]``. Parts of sums of float32 are float64.
     """
     steps: list[Definition | Call] = []
+    sums: dict[str, _SumInParts] = {}
     for step in program.steps:
-        if isinstance(step, Definition) and isinstance(step.how, Reduction):
-            steps += _in_parts(step, step.how, layouts, machine)
-        else:
+        if not isinstance(step, Definition) or not isinstance(step.how, Reduction):
             steps.append(step)
+            continue
+        found = _squares_in_parts(step, sums) or _in_parts(step, step.how, layouts, machine)
+        if len(found) == 2 and step.how.combiner == "sum":
+            sums[step.name] = _SumInParts(step, found[0])
+        steps += found
     return dataclasses.replace(program, steps=steps)
+
+
+@dataclass(frozen=True)
+class _SumInParts:
+    """A sum, and the definition of its parts."""
+
+    whole: Definition
+    parts: Definition
+
+
+def _squares_in_parts(d: Definition, sums: Mapping[str, _SumInParts]) -> list[Definition]:
+    """A sum of squared distances ``(x - m)**2`` from a number, where the sum of ``x`` has parts; empty if it is none.
+
+    The distances are from each part's own mean first, so that a part is read once for both sums: with ``s`` the sum of
+    a part's ``n`` elements, ``t_parts[p] = sum over q of (x - s[p] / n)**2``, and
+    ``t = sum over p of t_parts[p] + n * (s[p] / n - m)**2``, which holds for any ``m``.
+    """
+    x, m = _distance_squared(d.body)
+    if x is None or m is None or d.how is None or d.how.combiner != "sum" or set(d.reduced) & variables(m):
+        return []
+    for known in (sums[y.source] for y in loads(m) if y.source in sums):
+        own, others = (*known.whole.variables, *known.whole.reduced), (*d.variables, *d.reduced)
+        if [v.size for v in own] != [v.size for v in others] or len(d.reduced) != len(known.whole.reduced):
+            continue
+        if rewrite(known.whole.body, dict(zip(own, map(Index.of, others), strict=True)), lambda y: y, {}) == x:
+            return _with_own_means(d, m, known)
+    return []
+
+
+def _distance_squared(x: Scalar) -> tuple[Scalar | None, Scalar | None]:
+    """The operands of the difference that ``x`` is the square of."""
+    if isinstance(x, Op) and x.name == "mul" and x.args[0] == x.args[1]:
+        root = x.args[0]
+        if isinstance(root, Op) and root.name == "sub":
+            return root.args[0], root.args[1]
+    return None, None
+
+
+def _with_own_means(d: Definition, m: Scalar, known: _SumInParts) -> list[Definition]:
+    parts, rank = known.parts, len(d.variables)
+    assert isinstance(parts.how, Reduction)
+    renamed: dict[Atom, Index] = dict(zip(known.whole.variables, map(Index.of, d.variables), strict=True))
+    names: list[Var] = []
+    rest: list[Var] = []
+    for v in (*parts.variables[rank:], *parts.how.variables):
+        size = v.size if isinstance(v.size, int) else v.size.substitute(renamed)
+        new = Var(f"{v.name}m", size)
+        renamed[v] = Index.of(new)
+        (rest if v in parts.how.variables else names).append(new)
+    count = constant(product(Index.of(v.size) for v in rest), parts.dtype)
+    x = rewrite(parts.body, renamed, lambda y: y, {})
+
+    def mean(index: tuple[Index, ...], n: Scalar) -> Scalar:
+        return Load(parts.name, index, parts.dtype) / n
+
+    at = (*map(Index.of, d.variables), *map(Index.of, names))
+    off = x - cast(mean(at, count), x.dtype)
+    first = dataclasses.replace(
+        parts,
+        name=f"{d.name}_parts",
+        variables=(*d.variables, *names),
+        body=off * off,
+        how=Reduction("sum", tuple(rest)),
+        where=d.where,
+    )
+    again = {v: Var(f"{v.name}c", v.size) for v in names}
+    values = {v: Index.of(w) for v, w in again.items()}
+    index = tuple(i.substitute(values) for i in at)
+    n = rewrite(count, values, lambda y: y, {})
+    apart = mean(index, n) - cast(m, parts.dtype)
+    second = dataclasses.replace(
+        d,
+        body=Load(first.name, index, parts.dtype) + n * (apart * apart),
+        how=Reduction("sum", tuple(again.values())),
+    )
+    return [first, second]
 
 
 def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
@@ -251,7 +335,9 @@ def _chunk(size: Index, parts: int, multiple: int, machine: Machine) -> Index:
     if size.is_constant:
         if machine.has_grid and multiple > 1:  # a block's threads have as many vectors each, and whole ones
             multiple = next((m for m in (4096, 1024, 256) if m * 4 * parts <= size.constant), multiple)
-        return Index.of(-(-size.constant // parts // multiple) * multiple)
+        chunk = -(-size.constant // parts // multiple) * multiple
+        equal = (c for c in range(chunk, chunk // 2, -multiple) if size.constant % c == 0)
+        return Index.of(next(equal, chunk) if machine.has_grid else chunk)
     return (size // (machine.results[0] * multiple) + 1) * multiple
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.dlpack import to_dlpack
 
-COPY_LIMIT = 512 << 20
-"""Bytes of arguments and outputs that may be copied per call: the gradients of 130 million parameters. Where there are
+COPY_LIMIT = 1 << 30
+"""Bytes of arguments and outputs that may be copied per call: the gradients of 270 million parameters. Where there are
 more, the kernels take long enough to hide the host's work, and copies would cost what playing back saves."""
 
 

@@ -10,8 +10,30 @@ from .logarithm import *
 
 
 @always_inline("nodebug")
+def erf_by_exp2[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """The same two polynomials in one chain, with coefficients chosen by `x`; the second one for a power of two."""
+    var a = float_abs(x)
+    var most = const[f32, w](4.0)
+    var t = select(gt(a, most), most, a)
+    var is_near = lt(t, const[f32, w](1))
+    var u = select(is_near, mul(t, t), t)
+    var p = select(is_near, const[f32, w](0), const[f32, w](-3.12872617e-05))
+    p = fma(p, u, select(is_near, const[f32, w](7.8858604e-05), const[f32, w](0.000636710785)))
+    p = fma(p, u, select(is_near, const[f32, w](-0.000801994756), const[f32, w](-0.00606588461)))
+    p = fma(p, u, select(is_near, const[f32, w](0.0051894444), const[f32, w](0.0363677815)))
+    p = fma(p, u, select(is_near, const[f32, w](-0.0268544015), const[f32, w](-0.156414866)))
+    p = fma(p, u, select(is_near, const[f32, w](0.112835996), const[f32, w](-0.913543284)))
+    p = fma(p, u, select(is_near, const[f32, w](-0.37612626), const[f32, w](-1.62963712)))
+    p = fma(p, u, select(is_near, const[f32, w](0.128379166), const[f32, w](0.000271276484)))
+    var far = sub(const[f32, w](1), exp2_nearly(p))
+    return copysign(select(is_near, fma(p, t, t), far), x)
+
+
+@always_inline("nodebug")
 def erf[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     """A polynomial below 1; above, 1 less the exponential of one."""
+    if on_gpu():
+        return erf_by_exp2(x)
     var a = float_abs(x)
     var most = const[f32, w](4.0)
     var t = select(gt(a, most), most, a)

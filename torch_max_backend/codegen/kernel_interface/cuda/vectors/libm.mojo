@@ -71,6 +71,12 @@ def rsqrt_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
+def reciprocal_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """To one unit in the last place; denormal results are zero."""
+    return each[(0 < w).__mlir_bool__(), 0, "llvm.nvvm.rcp.approx.ftz.f"](x, x)
+
+
+@always_inline("nodebug")
 def div_nearly[w: Int](a: Vec[f32, w], b: Vec[f32, w]) -> Vec[f32, w]:
     """To two units in the last place."""
     return each_of_two[(0 < w).__mlir_bool__(), 0, "llvm.nvvm.div.full"](a, b, a)

@@ -37,5 +37,10 @@ def rsqrt_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
+def reciprocal_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    return div_plain(const[f32, w](1), x)
+
+
+@always_inline("nodebug")
 def div_nearly[w: Int](a: Vec[f32, w], b: Vec[f32, w]) -> Vec[f32, w]:
     return div_plain(a, b)

@@ -1,0 +1,116 @@
+"""Library calls of a region on a GPU: how cuBLASLt, cuDNN and fused attention want what they read and write.
+
+- cuDNN's kernels for 16-bit floats take channels last. ATen adds a bias by a kernel of its own, so a loop does it.
+- cuBLASLt's fast kernels for 16-bit floats take rows that begin at multiples of 16 bytes. Rows of what a loop or a
+  product writes are put that far apart where their length is no such multiple.
+- Attention reads neighbours along the last dimension, and a mask of booleans as one of floats, which a loop makes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, CudnnConvolution
+from torch_max_backend.loops.expr import constant, select
+from torch_max_backend.loops.from_region import CONVOLUTIONS, FromRegion
+from torch_max_backend.loops.libraries import ATTENTION, scans_on_a_gpu
+from torch_max_backend.loops.program import Ref, dense_strides
+from torch_max_backend.loops.rules.registry import rule_of
+from torch_max_backend.loops.tensor import Shape, Tensor
+
+aten = torch.ops.aten
+_HALF = (torch.bfloat16, torch.float16)
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+ROW = 8
+"""Elements of 16 bits in 16 bytes."""
+SHORTEST, LARGE = 64, 2**16
+"""Elements of a row, and of what a product reads, that are worth gaps behind rows."""
+WORTH_ROWS = 2**28
+"""Multiplications of a product that is worth being given other rows."""
+WORTH_A_COPY = 1024
+"""The same for each element of a result that leaves, and is copied."""
+
+
+class OnGpu(FromRegion):
+    """The walk over a region's nodes, on a GPU."""
+
+    kind = CudnnConvolution
+    channels_last = _HALF
+
+    def _is_for_library(self, target: Any, args: Sequence[Any]) -> bool:
+        first, dim = (*args, None, None)[:2]
+        return isinstance(first, Tensor) and scans_on_a_gpu(target, first.shape, dim)
+
+    def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
+        if target is aten.convolution.default and args[2] is not None:
+            self.adds_bias = True
+            result = self._call(target, [*args[:2], None, *args[3:]], kwargs, promise)
+            self.adds_bias = False
+            return self._sum(result, args[2], 1, promise)
+        if target is aten.mm.default and (rows := self._rows(args[0], args[1], promise)) is not None:
+            return self._call(target, args, kwargs, promise, [rows], into=True)
+        if target is aten.addmm.default and args[0].rank == 1 and not kwargs:
+            rows = self._rows(args[1], args[2], promise)
+            if rows is not None:
+                product = self._call(aten.mm.default, args[1:], {}, promise, [rows], into=True)
+                return self._sum(product, args[0], 1, promise)
+        if target is aten.convolution_backward.default and self._is_image(args[1]):
+            with_channels_last = [self._ordered(x) for x in args[:3]]
+            strides = [self._strides_with_channels_last(x) for x in promise]
+            return self._call(target, [*with_channels_last, *args[3:]], kwargs, promise, strides)
+        if target is aten.scaled_dot_product_attention.default:
+            args = [*args[:3], _as_floats(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
+            kwargs = {k: _as_floats(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
+        return self._call(target, args, kwargs, promise)
+
+    def _sum(self, x: Tensor, bias: Tensor, dim: int, promise: object) -> Tensor:
+        """A library's result and a bias for each index of a dimension."""
+        self.builder.promise = promise
+        add = rule_of(aten.add.Tensor)
+        assert add is not None
+        return add(x, Tensor(x.shape, bias.dtype, lambda index: bias.at((index[dim],))))
+
+    def _is_image(self, x: Tensor) -> bool:
+        return x.rank == 4 and x.dtype in self.channels_last and all(s.is_constant for s in x.shape)
+
+    def _strides_with_channels_last(self, x: object) -> Shape | None:
+        is_image = isinstance(x, torch.Tensor) and x.dim() == 4
+        return dense_strides(self.symbols.shape(x.shape), CHANNELS_LAST) if is_image else None  # type: ignore[attr-defined]
+
+    def _rows(self, a: Tensor, b: Tensor, promise: torch.Tensor) -> Shape | None:
+        """The strides with which a product shall be written, if not without gaps."""
+        shape = self.symbols.shape(promise.shape)
+        if a.dtype not in _HALF or not all(s.is_constant for s in (*a.shape, *shape)):
+            return None
+        depth, length = int(a.shape[-1].constant), int(shape[-1].constant)
+        work = depth * math.prod(int(s.constant) for s in shape)
+        if length % ROW == 0 or length < SHORTEST or work < WORTH_ROWS:
+            return None
+        if self._leaves() and depth < WORTH_A_COPY:
+            return None
+        return dense_strides(shape, rows=(length, -(-length // ROW) * ROW))
+
+    def _reference(self, target: Any, x: Tensor) -> Ref:
+        if target in CONVOLUTIONS:
+            return self._image(x)
+        if target in ATTENTION:
+            ref = self._ref(x)
+            far = x.rank > 2 and ref.strides[-1] != 1 and x.shape[-1] != 1
+            return self._ref(self._defined(x)) if far else ref
+        if target in _PRODUCTS and x.dtype in _HALF and x.rank > 1 and all(s.is_constant for s in x.shape):
+            multiple = ROW if math.prod(s.constant for s in x.shape) >= LARGE else 1
+            found = self._in_place(x, multiple=multiple)
+            return found or self._in_place(self._defined(x), multiple=multiple)  # type: ignore[return-value]
+        return self._ref(x)
+
+
+def _as_floats(mask: Any, dtype: torch.dtype) -> Any:
+    """A mask of booleans as what is added: nothing where it is true, and minus infinity elsewhere."""
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+        return mask
+    nothing, all_of_it = constant(0.0, dtype), constant(-math.inf, dtype)
+    return Tensor(mask.shape, dtype, lambda index: select(mask.at(index), nothing, all_of_it))
