@@ -228,6 +228,10 @@ def near(to: Ptr[f32], a: Ptr[f32], b: Ptr[f32]) abi("C"):
     store(to, n * 2 + i, div_nearly(load[1](a, i), load[1](b, i)))
     store(to, n * 3 + i, float_maximum(load[1](a, i), load[1](b, i)))
     store(to, n * 4 + i, float_minimum(load[1](a, i), load[1](b, i)))
+    store(to, n * 5 + i, exp_nearly(load[1](a, i)))
+    store(to, n * 6 + i, sigmoid_nearly(load[1](a, i)))
+    store(to, n * 7 + i, tanh_nearly(load[1](a, i)))
+    store(to, n * 8 + i, reciprocal_nearly(load[1](a, i)))
 """
 
 FOLDS: dict[str, Callable[..., torch.Tensor]] = {

@@ -381,8 +381,9 @@ class Threads:
             return grid.of_warp(rest, *fixed, *args) if kind == "warp" else grid.of_block(rest, *args)
         if kind == "reduce":
             return _FOLDS[rest](args[0]).to(args[0].dtype)
-        if name in OPERATIONS or name in _TORCH or name in ("power", "integer_power", "div_nearly"):
-            return self.operation({"power": "pow", "integer_power": "pow", "div_nearly": "div"}.get(name, name), args)
+        exact = name.removesuffix("_nearly")
+        if exact in OPERATIONS or exact in _TORCH or exact in ("power", "integer_power"):
+            return self.operation({"power": "pow", "integer_power": "pow"}.get(exact, exact), args)
         raise NotImplementedError(f"{name}, in {grid.line.strip()}")
 
     def operation(self, name: str, args: list[torch.Tensor]) -> torch.Tensor:

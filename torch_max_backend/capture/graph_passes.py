@@ -9,6 +9,7 @@ from torch import fx
 
 from torch_max_backend.capture.attention_masks import simplify_masks
 from torch_max_backend.capture.constant_folding import fold_constants
+from torch_max_backend.capture.equal_nodes import share_equal_nodes
 from torch_max_backend.capture.fake_tensors import order_of, storage_key, tensor_of, tensors_of, value_of
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.grouped_query_attention import share_heads
@@ -124,4 +125,13 @@ def _has_symbols(value: torch.Tensor) -> bool:
     return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
-PASSES = [drop_copies, simplify_masks, share_heads, fold_constants, recognize_gelu, split_dropout, free_random_ops]
+PASSES = [
+    share_equal_nodes,
+    drop_copies,
+    simplify_masks,
+    share_heads,
+    fold_constants,
+    recognize_gelu,
+    split_dropout,
+    free_random_ops,
+]

@@ -10,7 +10,6 @@ from torch_max_backend.loops.index import Index
 from torch_max_backend.runtime.grid_program import KernelLaunch
 from torch_max_backend.schedule.grid import GridNest
 
-
 NAMED, LONGEST = 3, 22
 """Ops in the name of a kernel and letters of them, at most: Mojo shortens names of more than 32 letters."""
 

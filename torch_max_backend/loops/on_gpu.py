@@ -65,7 +65,16 @@ class OnGpu(FromRegion):
         if target is aten.scaled_dot_product_attention.default:
             args = [*args[:3], _as_floats(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
             kwargs = {k: _as_floats(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
+            return self._call(target, args, kwargs, promise, [self._strides_like(args[0], promise)])
         return self._call(target, args, kwargs, promise)
+
+    def _strides_like(self, queries: Tensor, promise: torch.Tensor) -> Shape | None:
+        """The strides of attention's result: in memory its dimensions are in the order of the queries'."""
+        ref = self._reference(aten.scaled_dot_product_attention.default, queries)
+        if not all(s.is_constant for s in (*ref.sizes, *ref.strides)):
+            return None
+        order = tuple(sorted(range(len(ref.sizes)), key=lambda d: -ref.strides[d].constant))
+        return dense_strides(self.symbols.shape(promise.shape), order)
 
     def _sum(self, x: Tensor, bias: Tensor, dim: int, promise: object) -> Tensor:
         """A library's result and a bias for each index of a dimension."""

@@ -12,6 +12,9 @@ from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.machine import CPU, Machine
 
+DEAR, REUSED = 4, 16
+"""Simple operations, and how often their result is read, from which it is computed once."""
+
 
 def inline(program: Program, machine: Machine = CPU) -> Program:
     """Replace loads of definitions that are cheap to repeat, or that are read once, by what they compute.
@@ -27,12 +30,14 @@ def inline(program: Program, machine: Machine = CPU) -> Program:
             if isinstance(step, Call):
                 kept.add(name)
     bodies: dict[str, Definition] = {}
+    sums = {s.name for s in program.steps if isinstance(s, Definition) and isinstance(s.how, Reduction)}
     steps: list[Step] = []
     for step in program.steps:
         if isinstance(step, Definition):
             step = substituted(step, bodies)
             price = _price(step, machine)
-            if step.how is None and _repeats(step, readers[step.name], price, step.name in kept):
+            ends_sums = machine.has_grid and _ends_reductions(step, sums, readers[step.name])
+            if step.how is None and not ends_sums and _repeats(step, readers[step.name], price, step.name in kept):
                 bodies[step.name] = step
         steps.append(step)
     return without_dead_definitions(dataclasses.replace(program, steps=steps))
@@ -63,6 +68,19 @@ def _repeats(d: Definition, readers: list[Step], price: float, kept: bool) -> bo
         return price <= 3 and elsewhere <= 2 * here
     saved = 3 * here + 2 * elsewhere  # written once, and read by each
     return max(0, elsewhere - here) * price <= saved
+
+
+def _ends_reductions(d: Definition, sums: set[str], readers: list[Step]) -> bool:
+    """Whether ``d`` computes something dear from reductions' results, element by element, for many readers.
+
+    It joins their kernel, and costs nothing there.
+    """
+    index = [Index.of(v) for v in d.variables if v.size != 1]
+    read = list(loads(*d.expressions()))
+    if not read or not all(x.source in sums and [i for i in x.index if not i.is_constant] == index for x in read):
+        return False
+    elsewhere = sum(cost.iterations(r) for r in readers if isinstance(r, Definition))
+    return cost.of_expression(*d.expressions()) > len(read) + DEAR and elsewhere >= REUSED * cost.iterations(d)
 
 
 def substituted(d: Definition, bodies: dict[str, Definition]) -> Definition:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_max_backend.loops.expr import (
+    Const,
     FromIndex,
     Guarded,
     Load,
@@ -173,7 +174,7 @@ def _squares_in_parts(d: Definition, sums: Mapping[str, _SumInParts]) -> list[De
     x, m = _distance_squared(d.body)
     if x is None or m is None or d.how is None or d.how.combiner != "sum" or set(d.reduced) & variables(m):
         return []
-    for known in (sums[y.source] for y in loads(m) if y.source in sums):
+    for known in sums.values():
         own, others = (*known.whole.variables, *known.whole.reduced), (*d.variables, *d.reduced)
         if [v.size for v in own] != [v.size for v in others] or len(d.reduced) != len(known.whole.reduced):
             continue
@@ -206,7 +207,8 @@ def _with_own_means(d: Definition, m: Scalar, known: _SumInParts) -> list[Defini
     x = rewrite(parts.body, renamed, lambda y: y, {})
 
     def mean(index: tuple[Index, ...], n: Scalar) -> Scalar:
-        return Load(parts.name, index, parts.dtype) / n
+        total = Load(parts.name, index, parts.dtype)
+        return total * (1 / n.value) if isinstance(n, Const) else total / n
 
     at = (*map(Index.of, d.variables), *map(Index.of, names))
     off = x - cast(mean(at, count), x.dtype)
