@@ -76,22 +76,26 @@ class Touched:
         }
 
     def note(self, kind: str, places: torch.Tensor, who: dict[str, torch.Tensor]) -> None:
-        """Threads touch places, each of which may be there several times."""
+        """Threads touch places, each of which may be there several times. What is behind a barrier is forgotten."""
+        passed = self._is_before(kind, places, who)
         for name, record in self.records[kind].items():
             if name in ("in_block", "in_warp"):
                 record.scatter_reduce_(0, places, who[name], "amax")
                 continue
-            before, now = record[places], who[name]
+            before, now = torch.where(passed, -1, record[places]), who[name]
             record[places] = now
             record[places[(record[places] != now) | ((before >= 0) & (before != now)) | (before == MANY)]] = MANY
 
     def conflicts(self, kind: str, places: torch.Tensor, who: dict[str, torch.Tensor]) -> torch.Tensor:
         """Where another thread did so, and no barrier was between."""
+        last = self.records[kind]["thread"][places]
+        return (last != -1) & (last != who["thread"]) & ~self._is_before(kind, places, who)
+
+    def _is_before(self, kind: str, places: torch.Tensor, who: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Where a barrier is between the last who did so, all of one block or warp, and now."""
         last = {name: record[places] for name, record in self.records[kind].items()}
-        others = (last["thread"] != -1) & (last["thread"] != who["thread"])
-        after = (last["block"] == who["block"]) & (last["in_block"] < who["in_block"])
-        after |= (last["warp"] == who["warp"]) & (last["in_warp"] < who["in_warp"])
-        return others & ~after
+        found = (last["block"] == who["block"]) & (last["in_block"] < who["in_block"])
+        return found | ((last["warp"] == who["warp"]) & (last["in_warp"] < who["in_warp"]))
 
 
 class Grid:

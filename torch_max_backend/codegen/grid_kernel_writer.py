@@ -21,8 +21,8 @@ from torch_max_backend.schedule.nest import StageNest, Statement
 
 NARROW = 1 << 32
 """Below this, whole numbers are divided as numbers of 32 bits."""
-GROUP = 16
-"""Threads of an outer index whose values are folded one after the other, where there are many."""
+AT_ONCE = 8
+"""Threads of an outer index from which their values are folded in two steps."""
 AHEAD = 8
 """Iterations of a loop, at most, whose reads are under way together."""
 _TOGETHER = {"sum": "add", "product": "mul", "any": "or", "all": "and", "maximum": "max", "minimum": "min"}
@@ -441,7 +441,10 @@ class GridKernelWriter(KernelWriter):
         with self._block(f"if rem32(mine, {WARP}) == 0:"):
             self._line(f"shared_store({values}, div32(mine, {WARP}), {best.value})")
             self._line(f"shared_store({places}, div32(mine, {WARP}), {best.place})")
-        return self._folded(s, values, places, "0", 1, warps)
+        self._line("block_barrier()")
+        found = self._folded(s, values, places, "0", 1, warps)
+        self._line("block_barrier()")
+        return found
 
     def _over_columns(self, s: Statement, own: Accumulator) -> Accumulator:
         """What the threads of an outer index have, which are ``rows`` apart."""
@@ -458,20 +461,26 @@ class GridKernelWriter(KernelWriter):
             column = f"rem32(thread_in_block(), {rows * among})" + (f" * {lanes}" if lanes > 1 else "")
             return self._folded(s, values, places, column, rows * among * lanes, count, lanes)
 
-        if threads <= 2 * GROUP:
-            return folded(threads, 1)
-        some = folded(threads // GROUP, GROUP)
-        with self._block(f"if mine < {GROUP}:"):
-            self._line(f"shared_store({values}, {own_place}, {some.value})")
-            if places:
-                self._line(f"shared_store({places}, {own_place}, {some.place})")
-        return folded(GROUP, 1)
+        if threads < AT_ONCE:
+            self._line("block_barrier()")
+            found = folded(threads, 1)
+        else:  # few threads fold what lies their number apart, and write it where none of the others reads
+            few = 1 << (threads.bit_length() - 1) // 2
+            self._line("block_barrier()")
+            with self._block(f"if mine < {few}:"):
+                some = folded(threads // few, few)
+                self._line(f"shared_store({values}, {own_place}, {some.value})")
+                if places:
+                    self._line(f"shared_store({places}, {own_place}, {some.place})")
+            self._line("block_barrier()")
+            found = folded(few, 1)
+        self._line("block_barrier()")
+        return found
 
     def _folded(
         self, s: Statement, values: str, places: str, first: str, step: int, count: int, lanes: int = 1
     ) -> Accumulator:
-        """``count`` results in shared memory as one, in order, by every thread."""
-        self._line("block_barrier()")
+        """``count`` results in shared memory as one, in order."""
         at, _ = self._new("at", first, 1)
         value, _ = self._new("a", f"shared_load[{lanes}]({values}, {at})", lanes)
         place = self._new("at", f"shared_load[{lanes}]({places}, {at})", lanes)[0] if places else ""
@@ -489,7 +498,6 @@ class GridKernelWriter(KernelWriter):
             else:
                 self._line(f"{value} = {COMBINE[s.combiner]}({value}, {other.value})")
             self._line(f"{at} += {step}")
-        self._line("block_barrier()")
         return Accumulator(value, place, lanes)
 
     def _shared(self, dtype: str, count: int, use: str) -> str:

@@ -19,10 +19,10 @@ _DEAR = {
 }
 
 
-def of_expression(*roots: Scalar, alone: bool = False) -> int:
-    """The cost of computing expressions once, what they share counted once; ``alone`` without what is inside."""
+def of_expression(*roots: Scalar) -> int:
+    """The cost of computing expressions once, what they share counted once."""
     total = 0
-    for x in dict.fromkeys(roots) if alone else walk(*roots):
+    for x in walk(*roots):
         if isinstance(x, Op):
             total += _DEAR.get(x.name, 1)
         elif isinstance(x, Load):

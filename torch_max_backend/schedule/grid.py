@@ -61,8 +61,6 @@ STORES = 2
 """How often a byte that is written counts, where loops are compared by what runs along memory."""
 SECTOR = 32
 """Bytes that memory is read by, at least."""
-SHARED_WORK = 12
-"""Simple operations that are worth being shared by several iterations."""
 COLUMNS = 32
 """Neighbouring outer indices of a block whose threads share inner loops as well."""
 
@@ -229,39 +227,8 @@ def _thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
     lanes = 1 if fast is None or not _is_vectorizable(fast, n.stages) else _lanes(fast, n.stages)
     while lanes > 1 and outer < BUSY * lanes:
         lanes //= 2
-    if plain and fast is not None:
-        n, each = _with_shared_work(n, fast, outer // lanes)
-        outer //= each
     rows = BLOCK if outer // lanes >= BUSY else 128
     return GridNest(n.outer, n.stages, fast if lanes > 1 else None, rows=rows, lanes=lanes)
-
-
-def _with_shared_work(n: Nest, fast: Var, threads: int) -> tuple[Nest, int]:
-    """A nest in which a thread has several iterations of an outer loop that much of the work does not depend on.
-
-    With it the number of iterations. Before, for all of ``i``: ``t[8*i + j] = x[8*i + j] * rsqrt(y[j])``. After, for a
-    fourth of them: ``for k: 4: t[32*i + 8*k + j] = x[32*i + 8*k + j] * rsqrt(y[j])``, with one square root.
-    """
-    (stage,) = n.stages
-    expressions = [e for s in stage.statements for e in s.expressions]
-    total = cost.of_expression(*expressions)
-
-    def apart(v: Var) -> int:
-        """The work that does not depend on ``v``."""
-        return total - cost.of_expression(*(x for e in expressions for x in walk(e) if v in variables(x)), alone=True)
-
-    shared, _, v = max(
-        ((apart(v), k, v) for k, v in enumerate(n.outer) if v != fast and isinstance(v.size, int) and v.size > 1),
-        key=lambda x: x[:2],
-        default=(0, 0, None),
-    )
-    each = next((k for k in (8, 4, 2) if v is not None and v.size % k == 0 and threads >= BUSY * k), 1)
-    if v is None or each == 1 or shared < SHARED_WORK or shared * 2 < total:
-        return n, 1
-    begin, within = Var(f"{v.name}s", int(v.size) // each), Var(f"{v.name}e", each)
-    statements = substituted(stage.statements, {v: Index.of(begin) * each + within})
-    outer = tuple(begin if w == v else w for w in n.outer)
-    return Nest(outer, (dataclasses.replace(stage, free=(within,), statements=statements),)), each
 
 
 def _with_loop_inside(n: Nest, across: Var) -> GridNest:
