@@ -115,6 +115,17 @@ def test_places_of_extremes_in_parts(nowhere: bool) -> None:
     check_emulated(made)
 
 
+@pytest.mark.parametrize("shape", [(2, 4096, 8), (3, 20_000)], ids=str)
+def test_squares_of_distances_are_added_up_beside_their_sum(shape: tuple[int, ...]) -> None:
+    """One kernel has the parts of both sums, which agree although the mean is far from zero."""
+    x = torch.randn(shape) + 100
+    made = for_gpu(lambda x: (reduce.var(x, [1]),), x, smooth=True)
+    made = dataclasses.replace(made, machine=SMALL_GPU)
+    parts = [n for n in schedule(made.program, SMALL_GPU).steps if "_parts = sum" in str(n)]
+    assert len(parts) == 1 and str(parts[0]).count("_parts = sum") == 2
+    check_emulated(made)
+
+
 @pytest.mark.parametrize("shape", [(9, 5, 128), (9, 100, 33), (5, 900, 4), (60, 3, 64), (600, 7, 2)], ids=str)
 def test_rows_across_memory_stay_in_registers(shape: tuple[int, ...]) -> None:
     """Whether a thread has a row, or a block's threads share it; vectors run along what is not normalised."""

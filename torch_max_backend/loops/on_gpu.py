@@ -31,8 +31,9 @@ SHORTEST, LARGE = 64, 2**16
 """Elements of a row, and of what a product reads, that are worth gaps behind rows."""
 WORTH_ROWS = 2**28
 """Multiplications of a product that is worth being given other rows."""
-WORTH_A_COPY = 1024
-"""The same for each element of a result that leaves, and is copied."""
+WORTH_A_COPY = 256
+"""The same for each element of a result that leaves, and is copied. A product of 4096 x 768 by 50257 columns takes 3.3 ms
+with such rows on an H100, and 0.5 with others, and a copy 0.3."""
 
 
 class OnGpu(FromRegion):

@@ -1,0 +1,125 @@
+"""How programs call CUDA's libraries: what these read and write. Functions are traced for a GPU that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from torch_max_backend.base.target import Machine
+from torch_max_backend.frontend import pipeline
+from torch_max_backend.frontend.prebuild import regions_of
+from torch_max_backend.loops.program import Call, Program
+
+pytestmark = pytest.mark.any_runner("loop programs, of which nothing is run")
+
+F = torch.nn.functional
+HALF = {"dtype": torch.bfloat16, "device": "cuda"}
+
+
+@pytest.fixture
+def program_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Program]:
+    """The loop program of a function of tensors with given shapes."""
+    found: list[Program] = []
+    made = pipeline.programs_of
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        programs = made(*args, **kwargs)
+        found.extend(p.loops for p in programs.values())
+        return programs
+
+    monkeypatch.setattr(pipeline, "programs_of", noted)
+
+    def program(function: Callable[..., Any], *inputs: Callable[[], torch.Tensor]) -> Program:
+        def run() -> None:
+            options = {"executor": "auto", "fallback": "error"}
+            torch.compile(function, backend="max_backend", options=options)(*[make() for make in inputs])
+
+        with Machine.parse("cuda:sm_90a").pretended(), torch.no_grad():
+            regions_of(run, "cuda")
+        return found[-1]
+
+    return program
+
+
+def half(*shape: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.empty(shape, **HALF)
+
+
+def calls(program: Program) -> list[Call]:
+    return [s for s in program.steps if isinstance(s, Call)]
+
+
+def strides(call: Call) -> tuple[int, ...]:
+    (result,) = call.results
+    assert result is not None
+    return tuple(int(s.constant) for s in result.strides)
+
+
+def test_a_convolution_has_channels_last_and_no_bias(program_of: Callable[..., Program]) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.conv2d(x, w, b))
+
+    (call,) = calls(program_of(function, half(2, 16, 9, 9), half(8, 16, 3, 3), half(8)))
+    image, weight, bias = call.args[:3]
+    assert bias is None
+    assert [int(s.constant) for s in image.strides] == [16 * 81, 1, 9 * 16, 16]
+    assert [int(s.constant) for s in weight.strides] == [16 * 9, 1, 3 * 16, 16]
+    assert strides(call) == (8 * 49, 1, 7 * 8, 8)
+
+
+@pytest.mark.parametrize(("groups", "inside", "is_last"), [(4, 16, True), (4, 15, False), (16, 1, True)])
+def test_groups_that_fill_no_vector_stay_contiguous(
+    program_of: Callable[..., Program], groups: int, inside: int, is_last: bool
+) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.conv2d(x, w, groups=groups))
+
+    channels = groups * inside
+    (call,) = calls(program_of(function, half(2, channels, 9, 9), half(channels, inside, 3, 3)))
+    assert (strides(call)[1] == 1) is is_last
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_of_a_product_begin_at_sixteen_bytes(program_of: Callable[..., Program], bias: bool) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(F.linear(x, w, b if bias else None), -1)
+
+    (call,) = calls(program_of(function, half(1024, 512), half(1001, 512), half(1001)))
+    assert call.into and call.target is torch.ops.aten.mm.default and strides(call) == (1008, 1)
+
+
+def test_short_products_have_no_gaps(program_of: Callable[..., Program]) -> None:
+    (call,) = calls(program_of(lambda x, w: (x @ w).relu(), half(16, 512), half(512, 1001)))
+    assert not call.into and strides(call) == (1001, 1)
+
+
+def test_a_product_reads_rows_at_sixteen_bytes(program_of: Callable[..., Program]) -> None:
+    program = program_of(lambda x, w: torch.softmax(x, -1) @ w, half(256, 1001), half(1001, 64))
+    (call,) = calls(program)
+    assert list(program.rows.values()) == [(1001, 1008)]
+    assert [int(s.constant) for s in call.args[0].strides] == [1008, 1]
+
+
+def test_a_mask_is_made_one_of_floats_once(program_of: Callable[..., Program]) -> None:
+    def function(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        once = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        return F.scaled_dot_product_attention(once, q, q, attn_mask=mask)
+
+    def mask() -> torch.Tensor:
+        return torch.empty((1, 1, 32, 32), dtype=torch.bool, device="cuda").transpose(2, 3)
+
+    first, second = calls(program_of(function, half(2, 4, 32, 64), mask))
+    masks = [c.kwargs.get("attn_mask", c.args[3] if len(c.args) > 3 else None) for c in (first, second)]
+    assert masks[0] == masks[1] and masks[0].strides[-1] == 1
+
+
+def test_attention_lies_as_its_queries(program_of: Callable[..., Program]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        q = x.view(2, 32, 4, 64).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(2, 32, 256).relu()
+
+    (call,) = calls(program_of(function, half(2, 32, 256)))
+    assert strides(call) == (32 * 256, 64, 256, 1)
