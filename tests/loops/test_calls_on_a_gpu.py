@@ -123,3 +123,16 @@ def test_attention_lies_as_its_queries(program_of: Callable[..., Program]) -> No
 
     (call,) = calls(program_of(function, half(2, 32, 256)))
     assert strides(call) == (32 * 256, 64, 256, 1)
+
+
+def test_a_factor_of_uneven_rows_is_copied_once(program_of: Callable[..., Program]) -> None:
+    """As the gradient of a language model's logits, of which two products are made."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x @ w, x.t() @ h
+
+    program = program_of(function, half(512, 1001), half(1001, 512), half(512, 256))
+    first, second = calls(program)
+    assert list(program.rows.values()) == [(1001, 1008)]
+    assert first.args[0].name == second.args[0].name
+    assert [int(s.constant) for s in second.args[0].strides] == [1, 1008]
