@@ -11,6 +11,7 @@ import torch
 from torch_max_backend.base.target import Machine
 from torch_max_backend.frontend import pipeline
 from torch_max_backend.frontend.prebuild import regions_of
+from torch_max_backend.loops import build, on_gpu
 from torch_max_backend.loops.program import Call, Program
 
 pytestmark = pytest.mark.any_runner("loop programs, of which nothing is run")
@@ -83,17 +84,19 @@ def test_groups_that_fill_no_vector_stay_contiguous(
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_rows_of_a_product_begin_at_sixteen_bytes(program_of: Callable[..., Program], bias: bool) -> None:
+def test_zeros_make_columns_even(program_of: Callable[..., Program], bias: bool) -> None:
     def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.softmax(F.linear(x, w, b if bias else None), -1)
 
-    (call,) = calls(program_of(function, half(1024, 512), half(1001, 512), half(1001)))
-    assert call.into and call.target is torch.ops.aten.mm.default and strides(call) == (1008, 1)
+    (call,) = calls(program_of(function, half(4096, 768), half(1001, 768), half(1001)))
+    assert call.target is torch.ops.aten.mm.default and strides(call) == (1008, 1)
+    assert [int(s.constant) for s in call.args[1].sizes] == [768, 1008]
+    assert [int(s.constant) for s in call.args[1].strides] == [1, 768]
 
 
-def test_short_products_have_no_gaps(program_of: Callable[..., Program]) -> None:
+def test_small_products_have_no_zeros(program_of: Callable[..., Program]) -> None:
     (call,) = calls(program_of(lambda x, w: (x @ w).relu(), half(16, 512), half(512, 1001)))
-    assert not call.into and strides(call) == (1001, 1)
+    assert strides(call) == (1001, 1)
 
 
 def test_a_product_reads_rows_at_sixteen_bytes(program_of: Callable[..., Program]) -> None:
@@ -131,8 +134,35 @@ def test_a_factor_of_uneven_rows_is_copied_once(program_of: Callable[..., Progra
     def function(x: torch.Tensor, w: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x @ w, x.t() @ h
 
-    program = program_of(function, half(512, 1001), half(1001, 512), half(512, 256))
-    first, second = calls(program)
-    assert list(program.rows.values()) == [(1001, 1008)]
+    first, second = calls(program_of(function, half(4096, 1001), half(1001, 768), half(4096, 768)))
     assert first.args[0].name == second.args[0].name
+    assert [int(s.constant) for s in first.args[0].sizes] == [4096, 1008]
+    assert [int(s.constant) for s in first.args[1].sizes] == [1008, 768]
+    assert [int(s.constant) for s in second.args[0].sizes] == [1001, 4096]
     assert [int(s.constant) for s in second.args[0].strides] == [1, 1008]
+
+
+@pytest.mark.parametrize("sizes", [(70, 65, 67), (64, 72, 67), (70, 67, 64), (65, 66, 70)], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_with_zeros_are_right(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], turned: bool
+) -> None:
+    """The walk for a GPU, on a CPU, with products of a size that is soon computed."""
+    monkeypatch.setattr(build, "FromRegion", on_gpu.OnGpu)
+    for limit in ("WORTH_ZEROS", "WORTH_A_COPY", "LARGE"):
+        monkeypatch.setattr(on_gpu, limit, 1)
+    m, k, n = sizes
+    a, b, bias = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
+    a, b = (a.t().contiguous().t(), b.t().contiguous().t()) if turned else (a, b)
+    inputs = [x.bfloat16() for x in (a, b, bias)]
+    options = {"executor": "auto", "fallback": "error"}
+    for function in (
+        lambda a, b, bias: (a @ b).sin(),
+        lambda a, b, bias: torch.addmm(bias, a, b),
+        lambda a, b, c: a @ b,
+    ):
+        torch._dynamo.reset()
+        got = torch.compile(function, backend="max_backend", options=options)(*inputs)
+        exact = function(*(x.double() for x in inputs))
+        torch.testing.assert_close(got.double(), exact, rtol=2e-2, atol=2e-1)
+        assert got.stride() == function(*inputs).stride()

@@ -376,9 +376,6 @@ class _Writer:
 
     def _call(self, call: Call) -> None:
         function = f"op{len(self.values)}"
-        if call.into:
-            self._call_into(function, call)
-            return
         self.values[function] = call.target
         args = [self._argument(a) for a in call.args] + [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
         results = [r.name if r else "_" for r in call.results]
@@ -394,18 +391,6 @@ class _Writer:
                 )
         self.calls.append(f"{call.library} {call.target}")
         self.alive |= {r.name for r in call.results if r}
-
-    def _call_into(self, function: str, call: Call) -> None:
-        """A call whose one result is written into memory that is laid out before."""
-        (result,) = call.results
-        assert result is not None
-        self.values[function] = call.target.overloadpacket.out
-        args = [self._argument(a) for a in call.args] + [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
-        dtype = str(result.dtype).removeprefix("torch.")
-        self.lines.append(f"{result.name} = empty({self._tuple(result.sizes)}, {self._tuple(result.strides)}, {dtype})")
-        self._ranged([f"{function}({', '.join(args)}, out={result.name})"], lambda: f"{call.library} {call.target}")
-        self.calls.append(f"{call.library} {call.target}")
-        self.alive.add(result.name)
 
     def _argument(self, x: Any) -> str:
         if isinstance(x, Ref):

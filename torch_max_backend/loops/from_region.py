@@ -322,14 +322,8 @@ class FromRegion:
         kwargs: Mapping[str, Any],
         promise: object,
         strides: Sequence[Shape | None] = (),
-        into: bool = False,
     ) -> Any:
-        """Add a call of a library.
-
-        Args:
-            strides: Of results, where they are known to be others than torch promises.
-            into: Whether its one result is written to memory with these strides.
-        """
+        """Add a call of a library; ``strides`` are those of results, where they are others than torch promises."""
 
         def as_ref(x: Any) -> Any:
             if isinstance(x, Tensor):
@@ -351,7 +345,7 @@ class FromRegion:
         refs = [image[k] if image is not None and k < 2 else as_ref(a) for k, a in enumerate(args)]
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
         self.builder.program.steps.append(
-            Call(library_of(target) or "ATen", target, *given, tuple(results), self.builder.where, into)
+            Call(library_of(target) or "ATen", target, *given, tuple(results), self.builder.where)
         )
         tensors = [named(r.name, r.sizes, r.dtype) if r else None for r in results]
         return tuple(tensors) if many else tensors[0]

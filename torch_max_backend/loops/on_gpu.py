@@ -1,8 +1,8 @@
 """Library calls of a region on a GPU: how cuBLASLt, cuDNN and fused attention want what they read and write.
 
 - cuDNN's kernels for 16-bit floats take channels last. ATen adds a bias by a kernel of its own, so a loop does it.
-- cuBLASLt's fast kernels for 16-bit floats take rows that begin at multiples of 16 bytes. Rows of what a loop or a
-  product writes are put that far apart where their length is no such multiple.
+- cuBLASLt's fast kernels for 16-bit floats take sizes that are multiples of 16 bytes, and rows that begin at such.
+  Where it pays, factors get zeros, and the rows of what loops write for a product are put so far apart.
 - Attention reads neighbours along the last dimension, and a mask of booleans as one of floats, which a loop makes.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, CudnnConvolution
+from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, CUDNN_DTYPES, CudnnConvolution
 from torch_max_backend.loops.expr import constant, select
 from torch_max_backend.loops.from_region import CONVOLUTIONS, FromRegion
 from torch_max_backend.loops.index import Index
@@ -24,17 +24,17 @@ from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.loops.tensor import Shape, Tensor
 
 aten = torch.ops.aten
-_HALF = (torch.bfloat16, torch.float16)
+_HALF = CUDNN_DTYPES
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 ROW = 8
 """Elements of 16 bits in 16 bytes."""
 SHORTEST, LARGE = 64, 2**16
-"""Elements of a row, and of what a product reads, that are worth gaps behind rows."""
-WORTH_ROWS = 2**28
-"""Multiplications of a product that is worth being given other rows."""
+"""Sizes of a product, and elements of what it reads, that are worth care for rows."""
+WORTH_ZEROS = 2**31
+"""Multiplications of a product that is worth zeros behind its factors."""
 WORTH_A_COPY = 256
-"""The same for each element of a result that leaves, or of a factor, if it is copied for that. A product of 4096 x 768 by
-50257 columns takes 3.3 ms on an H100, and 0.5 with other rows, and a copy 0.3."""
+"""The same for each element of a result that leaves, or of a factor, if it is copied for that. A product of 4096 x 768
+by 50257 columns takes 3.3 ms on an H100, by 50264 columns 0.5, and a copy of it 0.3."""
 
 
 class OnGpu(FromRegion):
@@ -74,29 +74,42 @@ class OnGpu(FromRegion):
         return dense_strides(self.symbols.shape(promise.shape), order)
 
     def _product(self, target: Any, args: Sequence[Any], promise: torch.Tensor) -> Any:
-        """A product of matrices, with a bias or without, whose rows begin at multiples of 16 bytes where that pays."""
+        """A product of matrices, with a bias or without. Where it pays, zeros make odd sizes multiples of ``ROW``."""
         *before, a, b = args
-        rows = self._rows(a, b, promise)
-        factors = [self._even(a, b.shape[1]), self._even(b, a.shape[0])]
-        if rows is None or (before and before[0].rank != 1):
+        if a.dtype not in _HALF or not all(s.is_constant for x in (a, b) for s in x.shape):
+            return self._call(target, args, {}, promise)
+        (rows, depth), columns = (int(s.constant) for s in a.shape), int(b.shape[1].constant)
+        if rows * depth * columns < WORTH_ZEROS or min(rows, depth, columns) < SHORTEST:
+            return self._call(target, args, {}, promise)
+        is_copied = self._leaves() and depth < WORTH_A_COPY
+        wide = columns if is_copied or (before and before[0].rank != 1) else _even(columns)
+        deep = _even(depth) if min(rows, columns) >= WORTH_A_COPY else depth
+        factors = [self._factor(a, (rows, deep), columns), self._factor(b, (deep, wide), rows)]
+        if wide == columns:
             return self._call(target, [*before, *factors], {}, promise)
-        product = self._call(aten.mm.default, factors, {}, promise, [rows], into=True)
-        return self._sum(product, before[0], 1, promise) if before else product
+        found = self._call(aten.mm.default, factors, {}, torch.empty((rows, wide), dtype=a.dtype, device="meta"))
+        result = Tensor(self.symbols.shape(promise.shape), a.dtype, found.at)
+        return self._sum(result, before[0], 1, promise) if before else result
 
-    def _even(self, x: Tensor, others: Index) -> Ref:
-        """A factor as a product reads it: copied if its rows, each of which meets so many ``others``, are not even."""
+    def _factor(self, x: Tensor, sizes: tuple[int, int], others: int) -> Ref:
+        """A factor as a product reads it, with zeros up to ``sizes``; copied if rows are uneven or zeros are needed.
+
+        Args:
+            others: How many rows or columns of the other factor each element meets.
+        """
         ref = self._reference(aten.mm.default, x)
-        if x.dtype not in _HALF or not all(s.is_constant for s in (*ref.sizes, *ref.strides, others)):
-            return ref
         step = max(int(s.constant) for s in ref.strides)
-        worth = others.constant >= WORTH_A_COPY and math.prod(int(s.constant) for s in ref.sizes) >= LARGE
-        if step % ROW == 0 or not worth or min(int(s.constant) for s in ref.sizes) < SHORTEST:
+        if sizes == tuple(s.constant for s in x.shape) and (step % ROW == 0 or others < WORTH_A_COPY):
             return ref
         turned = ref.strides[0] == 1
         rows = Tensor(x.shape[::-1], x.dtype, lambda index: x.at(index[::-1])) if turned else x
-        even = self._in_place(self._defined(rows), multiple=ROW)
-        assert even is not None
-        return Ref(even.name, x.shape, even.strides[::-1], even.offset) if turned else even
+        outer, length = (int(s.constant) for s in rows.shape)
+        own = sizes[::-1] if turned else sizes
+        pad = rule_of(aten.constant_pad_nd.default)
+        assert pad is not None
+        padded = self._ref(self._defined(pad(rows, [0, _even(length) - length, 0, own[0] - outer], 0)))
+        strides = padded.strides[::-1] if turned else padded.strides
+        return Ref(padded.name, tuple(map(Index.of, sizes)), strides, padded.offset)
 
     def _sum(self, x: Tensor, bias: Tensor, dim: int, promise: object) -> Tensor:
         """A library's result and a bias for each index of a dimension."""
@@ -112,19 +125,6 @@ class OnGpu(FromRegion):
         is_image = isinstance(x, torch.Tensor) and x.dim() == 4
         return dense_strides(self.symbols.shape(x.shape), CHANNELS_LAST) if is_image else None  # type: ignore[attr-defined]
 
-    def _rows(self, a: Tensor, b: Tensor, promise: torch.Tensor) -> Shape | None:
-        """The strides with which a product shall be written, if not without gaps."""
-        shape = self.symbols.shape(promise.shape)
-        if a.dtype not in _HALF or not all(s.is_constant for s in (*a.shape, *shape)):
-            return None
-        depth, length = int(a.shape[-1].constant), int(shape[-1].constant)
-        work = depth * math.prod(int(s.constant) for s in shape)
-        if length % ROW == 0 or length < SHORTEST or work < WORTH_ROWS:
-            return None
-        if self._leaves() and depth < WORTH_A_COPY:
-            return None
-        return dense_strides(shape, rows=(length, -(-length // ROW) * ROW))
-
     def _reference(self, target: Any, x: Tensor) -> Ref:
         if target in CONVOLUTIONS:
             return self._image(x)
@@ -137,6 +137,10 @@ class OnGpu(FromRegion):
             found = self._in_place(x, multiple=multiple)
             return found or self._in_place(self._defined(x), multiple=multiple)  # type: ignore[return-value]
         return self._ref(x)
+
+
+def _even(size: int) -> int:
+    return -(-size // ROW) * ROW
 
 
 def _as_floats(mask: Any, dtype: torch.dtype) -> Any:

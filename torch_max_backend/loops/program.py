@@ -156,8 +156,6 @@ class Call:
     kwargs: dict[str, Any] = field(hash=False)
     results: tuple[Called | None, ...] = ()
     where: str = ""
-    into: bool = False
-    """Whether the result is written into memory with the strides that are planned, by the op's overload ``out``."""
 
     def reads(self) -> tuple[str, ...]:
         """The names of the tensors that it reads."""
