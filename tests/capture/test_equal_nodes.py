@@ -40,3 +40,7 @@ def test_numbers_are_told_apart() -> None:
 
 def test_random_numbers_are_drawn_each_time() -> None:
     assert counts(lambda x: aten.rand_like(x) * aten.rand_like(x), X)["rand_like"] == 2
+
+
+def test_a_graph_that_writes_stays_as_it_is() -> None:
+    assert counts(lambda x: (aten.copy_(x, x.exp() * x.exp()),), X)["exp"] == 2

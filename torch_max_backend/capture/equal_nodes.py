@@ -11,8 +11,11 @@ from torch import fx
 def share_equal_nodes(gm: fx.GraphModule) -> None:
     """Compute what is asked for twice once, as torch's partitioner of forward and backward does.
 
-    Not what the graph returns, which is memory of its own, nor what may lie in an input's memory.
+    Not what the graph returns, which is memory of its own. A graph that writes into arguments stays as it is: an
+    optimizer's step has a part for each parameter, and is recognised by that.
     """
+    if gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        return
     returned = set(gm.graph.output_node().all_input_nodes)
     known: dict[Any, fx.Node] = {}
     for node in [n for n in gm.graph.nodes if n.op == "call_function"]:
