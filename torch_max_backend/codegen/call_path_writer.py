@@ -162,40 +162,40 @@ class _Writer:
             self._positions([*mutable, *written]),
             frozenset(range(results.meta.get(SAVED_FROM, len(outputs)), len(outputs))),
             plain,
-            self._positions(self._given()),
             len(outputs),
             self._unrecordable(results),
         )
-
-    def _given(self) -> list[fx.Node]:
-        """What the forward has saved, if this is a backward."""
-        tangents = [n for n in self.placeholders if str(n.target).startswith("tangents")]
-        return [n for n in self.placeholders if n not in tangents] if tangents else []
 
     def _unrecordable(self, results: fx.Node) -> str:
         """Why torch's CUDA graphs cannot hold the call; empty if they can.
 
         What they replay is what a GPU did. They tell shapes apart by integers among the arguments.
         """
+        if SAVED_FROM in results.meta or any(str(n.target).startswith("tangents") for n in self.placeholders):
+            return "it is a part of a training step"
         if self.plan.islands:
             return f"PyTorch runs {self.plan.islands[0].op} in it"
-        values = [value_of(n) for n in self.placeholders]
-        numbers = {expr_of(v) for v in values if isinstance(v, torch.SymInt)}
-        if any(isinstance(v, torch.SymFloat) for v in values):
-            return "an argument is a float"
-        if not set().union(*map(symbols_of, values)) <= numbers:
-            return "no argument tells one of its sizes"
+        values = {n: value_of(n) for n in self.placeholders}
+        floats = [n for n, v in values.items() if isinstance(v, torch.SymFloat)]
+        if floats:
+            return f"its argument {floats[0]} is a float, which no recording is told apart by"
+        numbers = {expr_of(v) for v in values.values() if isinstance(v, torch.SymInt)}
+        untold = sorted(map(str, set().union(*map(symbols_of, values.values())) - numbers))
+        if untold:
+            return f"none of its arguments is the size {untold[0]}, which no recording is told apart by"
         steps = [n for step in self.plan.steps for n in (step.nodes if isinstance(step, Region) else [step])]
-        tensors = [t for n in [*self.placeholders, *steps] for t in tensors_of(value_of(n))]
-        if any(t.device.type == "cpu" for t in tensors):
-            return "a tensor of it is on the CPU"
-        own = results.args[0][: results.meta.get(SAVED_FROM, None)]
-        memory = {storage_key(t) for v in values for t in tensors_of(v)}
-        leaving = [(r, t) for r in own if isinstance(r, fx.Node) for t in tensors_of(value_of(r))]
-        if any(storage_key(t) in memory or r in self.placeholders for r, t in leaving):
-            return "a result shares memory with an argument"
+        for node in (*self.placeholders, *steps):
+            if any(t.device.type == "cpu" for t in tensors_of(value_of(node))):
+                return f"{node} is on the CPU"
+        memory = {storage_key(t) for v in values.values() for t in tensors_of(v)}
+        leaving = [(r, t) for r in results.args[0] if isinstance(r, fx.Node) for t in tensors_of(value_of(r))]
+        for node, tensor in leaving:
+            if node in values or storage_key(tensor) in memory:
+                return f"its result {node} shares memory with an argument"
         size = sum(math.prod(hint(d) for d in t.shape) * t.element_size() for _, t in leaving)
-        return f"its results, which would be copied, have {size >> 20} MB" if size > COPY_LIMIT else ""
+        if size > COPY_LIMIT:
+            return f"its results, which are copied, have {size >> 20} MiB, more than {COPY_LIMIT >> 20}"
+        return ""
 
     def _are_new(self, results: Sequence[Any]) -> bool:
         """Whether results are tensors, and none shares memory with an argument, a constant or another one."""

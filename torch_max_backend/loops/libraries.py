@@ -163,7 +163,6 @@ _ATEN = [
 ]
 
 ATTENTION = frozenset(op for op in (*_PRODUCTS, *_ATTENTION_ON_A_GPU) if "scaled_dot_product" in str(op))
-PRODUCTS = frozenset([*_PRODUCTS, *_ATTENTION_ON_A_GPU])
 PREFIXES = frozenset(getattr(aten, name).default for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"))
 LONGEST_PREFIX, FEWEST_ROWS = 1 << 13, 256
 """On a GPU these are ATen's where rows are longer or fewer than that: many blocks share a row there."""

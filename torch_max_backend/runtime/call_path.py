@@ -37,9 +37,8 @@ class CallSpec:
     ``written`` of those that are written in place. ``saved`` are the positions of results that are kept for a backward,
     and that nobody writes to. ``plain`` are the numbers of arguments and results where every argument is only read and
     every result is a tensor with memory of its own: then the text has a second function, ``direct``, which takes the
-    arguments one by one. ``given`` are the positions of a backward's arguments that its forward has saved,
-    ``results`` the number of results.
-    ``unrecordable`` is why torch's CUDA graphs cannot hold the call, by its text; empty if they can.
+    arguments one by one. ``results`` is the number of results. ``unrecordable`` is why torch's CUDA graphs cannot hold
+    the call; empty if they can.
     """
 
     source: str
@@ -51,7 +50,6 @@ class CallSpec:
     written: frozenset[int] = frozenset()
     saved: frozenset[int] = frozenset()
     plain: tuple[int, int] | None = None
-    given: frozenset[int] = frozenset()
     results: int = 0
     unrecordable: str = ""
 

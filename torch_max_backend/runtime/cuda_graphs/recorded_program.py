@@ -32,9 +32,7 @@ def unrecordable(spec: CallSpec) -> str:
     gpus = {gpu for region in spec.regions for gpu in region.gpus}
     if not all(isinstance(region, ProgramSpec) for region in spec.regions):
         return "MAX has compiled a part of it"
-    if len(gpus) != 1:
-        return "it does not run on one GPU alone"
-    return "it is a part of a training step" if spec.saved or spec.given else spec.unrecordable
+    return spec.unrecordable if len(gpus) == 1 else f"it runs on {len(gpus)} GPUs, not on one"
 
 
 class RecordedProgram:
