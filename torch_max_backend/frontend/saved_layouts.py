@@ -1,7 +1,6 @@
 """In which strides a forward saves what only its backward reads: as they lie, and the backward is compiled for that.
 
-A convolution's kernels have channels last, and products may have gaps behind rows. What a forward saves would be copied
-otherwise, to lie as torch promises.
+A convolution's kernels have channels last. What a forward saves would be copied otherwise, to lie as torch promises.
 """
 
 from __future__ import annotations
