@@ -164,5 +164,6 @@ def test_products_with_zeros_are_right(
         torch._dynamo.reset()
         got = torch.compile(function, backend="max_backend", options=options)(*inputs)
         exact = function(*(x.double() for x in inputs))
-        torch.testing.assert_close(got.double(), exact, rtol=2e-2, atol=2e-1)
+        # Elements are up to 32, and rounded to 8 bits, once or twice, before the sine is taken.
+        torch.testing.assert_close(got.double(), exact, rtol=2**-7, atol=2**-3)
         assert got.stride() == function(*inputs).stride()

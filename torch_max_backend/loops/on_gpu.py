@@ -33,8 +33,8 @@ SHORTEST, LARGE = 64, 2**16
 WORTH_ZEROS = 2**31
 """Multiplications of a product that is worth zeros behind its factors."""
 WORTH_A_COPY = 256
-"""The same for each element of a result that leaves, or of a factor, if it is copied for that. Both limits were chosen on
-one H100, where odd columns took two to five times as long; no benchmark of this repository shows them."""
+"""The same for each element of a result that leaves, or of a factor, if it is copied for that. Both limits were chosen
+on one H100, where odd columns took two to five times as long; no benchmark of this repository shows them."""
 
 
 class OnGpu(FromRegion):
