@@ -62,6 +62,8 @@ class FromRegion:
     kind: type[Convolution] = Convolution
     channels_last: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     """Dtypes of convolutions for which channels may be put last."""
+    row_bytes = 1
+    """At multiples of how many bytes rows begin in a tensor that may lie in any way."""
     adds_bias = False
     """Whether the bias of the convolution at work is a loop's."""
 
@@ -100,7 +102,7 @@ class FromRegion:
         for target, source in self.region.stores:
             stored = self._own(self.env[source], leaving, self._stored_strides(target, source))
             leaving.add(stored)
-            program.stores.append((_source_of(self.env[target]), stored))
+            program.stores.append((source_of(self.env[target]), stored))
         program.symbols = self.symbols.given()
         return without_dead_definitions(program)
 
@@ -126,7 +128,10 @@ class FromRegion:
             found = next((y for y in loads(x.at(tuple(map(Index.of, _variables(x))))) if y.source == name), None)
             step = next((s for s in self.builder.program.steps if isinstance(s, Definition) and s.name == name), None)
             order = order if found is None or step is None else self._order_of_a_source(step)
-            strides = dense_strides(x.shape, order)
+            rows = None
+            if step is not None and order[-1:] == (x.rank - 1,):
+                rows = self._spread(step, self.row_bytes // step.dtype.itemsize)
+            strides = dense_strides(x.shape, order, rows)
         else:
             order = self.builder.program.orders.get(name, order)
         self.builder.program.free[name] = tuple(int(s.constant) for s in strides)
@@ -149,26 +154,26 @@ class FromRegion:
 
         A library that reads a definition has been told its strides already.
         """
-        name = _source_of(x)
+        name = source_of(x)
         free = name not in self.memory or strides is None or self.memory[name][1] == strides
         if name and name not in taken and free and self._is_whole(x, name):
             return name
-        return _source_of(define(x.shape, x.dtype, x.at))
+        return source_of(define(x.shape, x.dtype, x.at))
 
     def _stored_strides(self, target: fx.Node, source: fx.Node) -> Shape:
         """The strides of what is written into an input: the input's, if the sizes are the same."""
-        given, x = self.builder.program.inputs[_source_of(self.env[target])], self.env[source]
+        given, x = self.builder.program.inputs[source_of(self.env[target])], self.env[source]
         return given.strides if given.sizes == x.shape else dense_strides(x.shape)
 
     def _leaving_strides(self, d: Definition) -> Shape | None:
         """The strides with which a definition will leave, if it will, as far as is known when a library reads it."""
         for port in self.region.outputs:
             x = None if port.free else self.env.get(port.node)
-            if isinstance(x, Tensor) and _source_of(x) == d.name and self._is_whole(x, d.name):
+            if isinstance(x, Tensor) and source_of(x) == d.name and self._is_whole(x, d.name):
                 return dense_strides(d.sizes, port.order)
         for target, source in self.region.stores:
             x = self.env.get(source)
-            if isinstance(x, Tensor) and _source_of(x) == d.name and self._is_whole(x, d.name):
+            if isinstance(x, Tensor) and source_of(x) == d.name and self._is_whole(x, d.name):
                 return self._stored_strides(target, source)
         return None
 
@@ -395,7 +400,7 @@ class FromRegion:
 
     def _with_channels_last(self, x: Tensor, convolution: Convolution) -> Ref | None:
         """``x`` with channels last: as it lies, as it may lie, or copied if that pays."""
-        is_placed = _source_of(x) in self.memory
+        is_placed = source_of(x) in self.memory
         found = self._last(x, self._in_place(x)) if is_placed else None
         if found is not None:
             return found
@@ -441,9 +446,7 @@ class FromRegion:
             if leaving is None and order is not None and self._is_whole(x, load.source):
                 self.builder.program.orders[load.source] = order
                 leaving = dense_strides(step.sizes, order)
-            elif leaving is None and multiple > 1 and _is_uneven(step, multiple):
-                length = int(step.sizes[-1].constant)
-                rows = self.builder.program.rows[load.source] = length, -(-length // multiple) * multiple
+            elif leaving is None and (rows := self._spread(step, multiple)) is not None:
                 leaving = dense_strides(step.sizes, rows=rows)
             self.memory[load.source] = step.sizes, leaving or dense_strides(step.sizes)
         sizes, strides = self.memory[load.source]
@@ -458,6 +461,14 @@ class FromRegion:
         if len(own) != len(steps) or not offset.is_fixed or min(i.bounds[0] for i in (offset, *own)) < 0:
             return None  # torch has no tensors with negative strides
         return Ref(load.source, x.shape, own, offset)
+
+    def _spread(self, d: Definition, multiple: int) -> tuple[int, int] | None:
+        """Put the rows of a definition so far apart that they begin at multiples of elements, if they are uneven."""
+        if multiple < 2 or not _is_uneven(d, multiple):
+            return None
+        length = int(d.sizes[-1].constant)
+        rows = self.builder.program.rows[d.name] = length, -(-length // multiple) * multiple
+        return rows
 
     # as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
     def _as_strided(
@@ -493,7 +504,7 @@ def _is_uneven(d: Definition, multiple: int) -> bool:
     return length >= 8 * multiple and length % multiple != 0
 
 
-def _source_of(x: Tensor) -> str:
+def source_of(x: Tensor) -> str:
     """The name that ``x`` is loaded from; empty if it is computed."""
     scalar = x.at(tuple(map(Index.of, _variables(x))))
     return scalar.source if isinstance(scalar, Load) else ""

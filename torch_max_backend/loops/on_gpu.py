@@ -9,23 +9,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
+from torch_max_backend.capture.fake_tensors import tensor_of
+from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, CUDNN_DTYPES, CudnnConvolution
 from torch_max_backend.loops.expr import constant, select
-from torch_max_backend.loops.from_region import CONVOLUTIONS, FromRegion
+from torch_max_backend.loops.from_region import CONVOLUTIONS, FromRegion, source_of
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import ATTENTION, scans_on_a_gpu
 from torch_max_backend.loops.program import Ref, dense_strides
 from torch_max_backend.loops.rules.registry import rule_of
-from torch_max_backend.loops.tensor import Shape, Tensor
+from torch_max_backend.loops.tensor import Builder, Shape, Tensor
+from torch_max_backend.partition.region import Region
 
 aten = torch.ops.aten
 _HALF = CUDNN_DTYPES
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+_WHOLE_VIEWS = (
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+)
 ROW = 8
 """Elements of 16 bits in 16 bytes."""
 SHORTEST, LARGE = 64, 2**16
@@ -42,6 +54,26 @@ class OnGpu(FromRegion):
 
     kind = CudnnConvolution
     channels_last = _HALF
+    row_bytes = 16
+
+    def __init__(self, region: Region, builder: Builder) -> None:
+        super().__init__(region, builder)
+        self.factors = dict(sorted(_computed_factors(region), key=lambda found: found[1]))
+        self.with_zeros: dict[str, int] = {}
+        """Tensors of which rows have zeros behind them, up to that length."""
+
+    def _node(self, node: fx.Node) -> Any:
+        """What products read as it is and transposed, such as a gradient, is computed once, and lies as eager has it."""
+        result = super()._node(node)
+        if node not in self.factors or not isinstance(result, Tensor) or source_of(result) in self.memory:
+            return result
+        length = tensor_of(node).shape[-1]
+        leaves = any(port.node is node for port in self.region.outputs)
+        if leaves or self.factors[node] < WORTH_ZEROS or length < SHORTEST or length % ROW == 0:
+            return self._defined(result)
+        padded = self._with_zeros(result, [0, _even(length) - length])
+        self.with_zeros[source_of(padded)] = _even(length)
+        return Tensor(result.shape, result.dtype, padded.at)
 
     def _is_for_library(self, target: Any, args: Sequence[Any]) -> bool:
         first, dim = (*args, None, None)[:2]
@@ -99,17 +131,25 @@ class OnGpu(FromRegion):
         """
         ref = self._reference(aten.mm.default, x)
         step = max(int(s.constant) for s in ref.strides)
+        turned = ref.strides[0] == 1
+        along, across = (0, 1) if turned else (1, 0)
+        wanted = tuple(map(Index.of, sizes))
+        if wanted[across] == x.shape[across] and sizes[along] <= self.with_zeros.get(ref.name, 0):
+            return Ref(ref.name, wanted, ref.strides, ref.offset)
         if sizes == tuple(s.constant for s in x.shape) and (step % ROW == 0 or others < WORTH_A_COPY):
             return ref
-        turned = ref.strides[0] == 1
         rows = Tensor(x.shape[::-1], x.dtype, lambda index: x.at(index[::-1])) if turned else x
         outer, length = (int(s.constant) for s in rows.shape)
         own = sizes[::-1] if turned else sizes
-        pad = rule_of(aten.constant_pad_nd.default)
-        assert pad is not None
-        padded = self._ref(self._defined(pad(rows, [0, _even(length) - length, 0, own[0] - outer], 0)))
+        padded = self._ref(self._with_zeros(rows, [0, _even(length) - length, 0, own[0] - outer]))
         strides = padded.strides[::-1] if turned else padded.strides
         return Ref(padded.name, tuple(map(Index.of, sizes)), strides, padded.offset)
+
+    def _with_zeros(self, x: Tensor, padding: Sequence[int]) -> Tensor:
+        """``x`` in memory of its own, with zeros as ``aten.constant_pad_nd`` has them."""
+        pad = rule_of(aten.constant_pad_nd.default)
+        assert pad is not None
+        return self._defined(pad(x, padding, 0))
 
     def _sum(self, x: Tensor, bias: Tensor, dim: int, promise: object) -> Tensor:
         """A library's result and a bias for each index of a dimension."""
@@ -137,6 +177,28 @@ class OnGpu(FromRegion):
             found = self._in_place(x, multiple=multiple)
             return found or self._in_place(self._defined(x), multiple=multiple)  # type: ignore[return-value]
         return self._ref(x)
+
+
+def _computed_factors(region: Region) -> Iterator[tuple[fx.Node, int]]:
+    """The nodes that products of matrices read, or a view of all their elements, in 16 bits; with multiplications."""
+    for node in region.nodes:
+        if node.target not in _PRODUCTS or not _is_static(tensor_of(node)):
+            continue
+        for factor in map(_viewed, node.args[-2:]):
+            value = tensor_of(factor)
+            if factor.op == "call_function" and not is_getitem(factor) and value.dtype in _HALF and _is_static(value):
+                yield factor, tensor_of(node).numel() * tensor_of(node.args[-1]).shape[-2]
+
+
+def _viewed(node: Any) -> fx.Node:
+    """What a node is a view of, with all its elements."""
+    while node.target in _WHOLE_VIEWS:
+        node = node.args[0]
+    return node
+
+
+def _is_static(value: Any) -> bool:
+    return all(isinstance(n, int) for n in value.shape)
 
 
 def _even(size: int) -> int:

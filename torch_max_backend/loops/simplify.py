@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 
@@ -10,6 +11,7 @@ from torch_max_backend.loops.expr import (
     Const,
     FromIndex,
     Guarded,
+    Load,
     Op,
     Scalar,
     as_index,
@@ -68,11 +70,15 @@ def _found(d: Definition) -> Definition:
         return d
     assert isinstance(d.how, Reduction)
     condition, value = only
-    found = _place(condition, d.how.variables)
-    if found is None:
+    zero = constant(0, value.dtype)
+    for k, part in enumerate(conjuncts := list(_conjuncts(condition))):
+        if found := _place(part, d.how.variables):
+            for other in conjuncts[:k] + conjuncts[k + 1 :]:
+                value = guarded(other, value, zero)
+            break
+    else:
         return d
     v, place = found
-    zero = constant(0, value.dtype)
     body = guarded(compare_index("lt", place, Index.of(v.size)), rewrite(value, {v: place}), zero)
     body = guarded(compare_index("ge", place, Index.of(0)), body, zero)
     rest = tuple(w for w in d.how.variables if w != v)
@@ -88,14 +94,25 @@ def _only(x: Scalar) -> tuple[Scalar, Scalar] | None:
         return inner and (inner[0], cast(inner[1], x.dtype, x.name))
     if isinstance(x, Guarded) and isinstance(x.other, Const) and x.other.value == 0:
         return x.condition, x.value
+    if isinstance(x, Op) and x.name == "select" and isinstance(x.args[2], Const) and x.args[2].value == 0:
+        return x.args[0], x.args[1]
     return None
+
+
+def _conjuncts(x: Scalar) -> Iterator[Scalar]:
+    """The conditions that must all hold for one to hold."""
+    if isinstance(x, Op) and x.name == "bit_and":
+        for part in x.args:
+            yield from _conjuncts(part)
+    else:
+        yield x
 
 
 def _place(condition: Scalar, variables: tuple[Var, ...]) -> tuple[Var, Index] | None:
     """The variable for which an equality of indices is solved, and the only place at which it holds."""
     if not isinstance(condition, Op) or condition.name != "eq":
         return None
-    if not all(isinstance(x, FromIndex | Const) and x.dtype is torch.int64 for x in condition.args):
+    if not all(isinstance(x, FromIndex | Const | Load) and x.dtype is torch.int64 for x in condition.args):
         return None
     difference = as_index(condition.args[0]) - as_index(condition.args[1])
     for v in variables:
