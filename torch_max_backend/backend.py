@@ -16,7 +16,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from torch_max_backend.base.versions import check_this_environment
-from torch_max_backend.capture.composite_ops import stay_whole
+from torch_max_backend.capture.composite_ops import lay_masks_in_rows, records_gradients, stay_whole
 from torch_max_backend.capture.whole_image_ops import image_ops_stay_whole
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.frontend.direct_call import direct_call, graphs_of_a_trace
@@ -68,6 +68,8 @@ def _trace(
 ) -> Callable[..., Any]:
     """Have AOTAutograd trace the graph, or find what it made of it in another process."""
     compiler = _compiler(options)
+    if records_gradients(example_inputs):
+        lay_masks_in_rows(gm)
     common = {
         "decompositions": _Decompositions(),
         "partition_fn": functools.partial(_cut, options.torch_executed_ops),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from max.graph import Module, TensorValue, ops
 from torch import fx
 from torch._dynamo.exc import BackendCompilerFailed
@@ -496,3 +497,25 @@ def test_modes_are_taken_on_a_cpu_alone() -> None:
     assert lowering.supports is not None
     assert "got one on cuda" in str(lowering.supports(torch.empty(3, device="cuda")))
     assert lowering.supports(torch.empty(3, device="cpu")) is None
+
+
+@pytest.mark.parametrize(("steps", "copies"), [((0, 8, 1, 0), 1), ((64, 64, 8, 1), 0)])
+def test_a_mask_of_training_has_neighbours_along_its_rows(steps: tuple[int, ...], copies: int) -> None:
+    """Torch takes attention with another mask apart, into products of float32."""
+    seen: list[fx.GraphModule] = []
+
+    def backend(gm: fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        composite_ops.lay_masks_in_rows(gm)
+        seen.append(gm)
+        return gm.forward
+
+    def attend(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    q = torch.empty(2, 4, 8, 16, device="cuda", requires_grad=True)
+    mask = torch.empty_strided((2, 1, 8, 8), steps, device="cuda", dtype=torch.bool)
+    torch.compile(attend, backend=backend)(q, mask)
+    (gm,) = seen
+    (node,) = (n for n in gm.graph.nodes if n.target is F.scaled_dot_product_attention)
+    assert len(gm.graph.find_nodes(op="call_method", target="contiguous")) == copies
+    assert node.kwargs["attn_mask"].meta["example_value"].stride(-1) == 1

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 
 from torch_max_backend.aten_functions.registry import aten_functions, can_stay_whole
@@ -30,12 +31,44 @@ OWN_ON_GPUS = (torch.ops.aten.scaled_dot_product_attention.default,)
 """Composites that this backend lowers whole, on a GPU and without gradients."""
 
 
+def records_gradients(inputs: Sequence[Any]) -> bool:
+    """Whether a graph of these inputs is traced with its backward."""
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def lay_masks_in_rows(gm: fx.GraphModule) -> None:
+    """Copy the masks of attention on a GPU of which neighbours along a row are not neighbours in memory.
+
+    This is for a graph of Dynamo's that records gradients. A mask that says the same of all keys often has a step of 0
+    along them, and torch takes attention with such a mask apart into products of float32.
+    """
+    for part in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
+        found = [n for n in part.graph.nodes if n.target is torch.nn.functional.scaled_dot_product_attention]
+        if sum(_lay_in_rows(node) for node in found):
+            part.recompile()
+
+
+def _lay_in_rows(node: fx.Node) -> bool:
+    mask = node.kwargs.get("attn_mask", node.args[3] if len(node.args) > 3 else None)
+    value = mask.meta.get("example_value") if isinstance(mask, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or not value.is_cuda or not value.dim():
+        return False
+    if not isinstance(value.shape[-1], int) or value.shape[-1] == 1 or value.stride(-1) == 1:
+        return False
+    assert isinstance(mask, fx.Node)
+    with node.graph.inserting_before(node):
+        copied = node.graph.call_method("contiguous", (mask,))
+    copied.meta["example_value"] = value.contiguous()
+    node.replace_input_with(mask, copied)
+    return True
+
+
 def stay_whole(inputs: Sequence[Any]) -> AbstractContextManager[None]:
     """Keep torch from taking apart the composites that a user lowers, while AOTAutograd traces inside the block.
 
     Where the graph records gradients they are taken apart, with a warning: torch knows derivatives of the parts alone.
     """
-    records = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+    records = records_gradients(inputs)
     composites = users_composites()
     if composites and records:
         names = ", ".join(map(str, composites))

@@ -63,7 +63,7 @@ class OnGpu(FromRegion):
         """Tensors of which rows have zeros behind them, up to that length."""
 
     def _node(self, node: fx.Node) -> Any:
-        """What products read as it is and transposed, such as a gradient, is computed once, and lies as eager has it."""
+        """What products read as it is and transposed, as a gradient, is computed once, and lies as in eager."""
         result = super()._node(node)
         if node not in self.factors or not isinstance(result, Tensor) or source_of(result) in self.memory:
             return result
