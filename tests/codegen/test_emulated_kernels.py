@@ -18,7 +18,7 @@ from tests.codegen.test_written_source import CASES, SMOOTH, program
 from tests.support.grid_emulator import EmulatedLibrary, WrongKernelError
 from tests.support.grid_programs import SMALL, SMALL_GPU, check_emulated, programs_for_gpu
 from tests.support.loop_programs import LoopProgram
-from torch_max_backend.loops.rules import reduce, views
+from torch_max_backend.loops.rules import reduce, scan, views
 from torch_max_backend.loops.tensor import Tensor, define, pointwise
 from torch_max_backend.runtime.grid_program import KernelLaunch
 from torch_max_backend.schedule.grid import GridNest
@@ -203,3 +203,17 @@ def test_the_emulator_runs_threads_in_step() -> None:
 
 if __name__ == "__main__":
     GOLDEN.write_text(softmax_as_text())
+
+
+@pytest.mark.parametrize("shape, dim", [((1024, 3), 0), ((10003,), 0), ((2, 8192), 1), ((1031, 4), 1), ((40, 331), 1)])
+def test_prefixes_of_few_rows_are_computed_in_parts(shape: tuple[int, ...], dim: int) -> None:
+    """With parts that divide a row and without, by warps and by threads, and rows that are left whole."""
+    x = (torch.arange(math.prod(shape)) % 7 - 3).reshape(shape).double()
+
+    def prefixes(x: Tensor) -> tuple[Tensor, ...]:
+        return scan.cumsum(x, dim), scan.cumprod(x, dim), scan.cummax(x, dim)[0]
+
+    made = for_gpu(prefixes, x)
+    in_parts = [d.name for d in schedule(made.program, GPU).program.definitions() if d.name.endswith("_before")]
+    assert len(in_parts) == (0 if shape[0] in (1031, 40) else 3)
+    check_emulated(made)

@@ -39,6 +39,7 @@ def program(function: Callable[..., tuple[Tensor, ...]], *inputs: torch.Tensor, 
         for y in function(*operands):
             define(y.shape, y.dtype, y.at)
             b.program.outputs.append((b.program.steps[-1].name, tuple(range(y.rank))))  # type: ignore[union-attr]
+            b.program.shapes[b.program.outputs[-1][0]] = y.shape
             shapes.append(tuple(int(s.constant) for s in y.shape))
         return LoopProgram(0, b.program, list(inputs), smooth, shapes)
 

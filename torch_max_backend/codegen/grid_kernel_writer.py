@@ -366,18 +366,37 @@ class GridKernelWriter(KernelWriter):
         (v,) = stage.free
         end, name = self._index(Index.of(v.size)), self._named(v)
         self._line("var first: Int = 0")
+        loads = self._reads(stage)
+        copies = min(self._copies(stage, loads), v.size // WARP) if loads and isinstance(v.size, int) else 1
+        if copies > 1:
+            with self._block(f"while first + {WARP * copies} <= {end}:"):
+                taken: list[tuple[dict[Var, str], dict[Scalar, Value]]] = []
+                for t in range(copies):  # what they read is read first: a warp waits once for all of it
+                    taken.append(({v: self._new("k", f"first + {WARP * t} + mine", 1)[0]}, {}))
+                    with self._at(*taken[-1]):
+                        for x in loads:
+                            self._scalar(x)
+                for place, scope in taken:
+                    with self._at(place, scope):
+                        self._scan_elements(stage)
+                self._line(f"first += {WARP * copies}")
+            if v.size % (WARP * copies) == 0:
+                return
         with self._block(f"while first < {end}:"):
             self._line(f"var {name}: Int = imin(first + mine, {end} - 1)")
-            self.place[v] = name
             self.counted = f"first + mine < {end}"
-            for s in stage.statements:
-                value, _ = self._scalar(s.body)
-                if s.combiner:
-                    value = self._prefix(s, value)
-                self._finish(s, value, 1)
+            with self._at({v: name}, {}):
+                self._scan_elements(stage)
             self.counted = ""
-            del self.place[v]
             self._line(f"first += {WARP}")
+
+    def _scan_elements(self, stage: StageNest) -> None:
+        """What a warp does with 32 elements of its row."""
+        for s in stage.statements:
+            value, _ = self._scalar(s.body)
+            if s.combiner:
+                value = self._prefix(s, value)
+            self._finish(s, value, 1)
 
     def _prefix(self, s: Statement, value: str) -> str:
         """A value combined with all before it: those of lower lanes, and what the row's earlier elements gave."""

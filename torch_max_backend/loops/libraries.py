@@ -164,8 +164,10 @@ _ATEN = [
 
 ATTENTION = frozenset(op for op in (*_PRODUCTS, *_ATTENTION_ON_A_GPU) if "scaled_dot_product" in str(op))
 PREFIXES = frozenset(getattr(aten, name).default for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"))
+IN_PARTS = (aten.cumsum.default, aten.cumprod.default)
+"""Those of which a schedule cuts long rows in parts, if sizes are known."""
 LONGEST_PREFIX, FEWEST_ROWS = 1 << 13, 256
-"""On a GPU these are ATen's where rows are longer or fewer than that: many blocks share a row there."""
+"""On a GPU the others are ATen's where rows are longer or fewer than that: many blocks share a row there."""
 
 LIBRARY: dict[object, str] = dict.fromkeys(_ATEN, "ATen")
 """The library that computes an op, by overload. It computes what no loop rule does, or what a rule leaves to it."""
@@ -180,6 +182,8 @@ _OTHERS = {
 def scans_on_a_gpu(target: object, shape: Sequence[Index], dim: object) -> bool:
     """Whether a library computes prefixes on a GPU, of a tensor of this shape along ``dim``."""
     if target not in PREFIXES or not shape or not isinstance(dim, int):
+        return False
+    if target in IN_PARTS and all(n.is_constant for n in shape):
         return False
     rows = product(n for k, n in enumerate(shape) if k != dim % len(shape))
     return shape[dim].typical > LONGEST_PREFIX or rows.typical < FEWEST_ROWS

@@ -202,10 +202,12 @@ def _shared_out(n: Nest) -> GridNest:
 
 
 def _scans(n: Nest, scanned: list[Statement]) -> GridNest:
-    """A thread has a row where neighbouring rows are neighbours in memory, else a warp."""
+    """A thread has a row where it is short, or where neighbouring rows are neighbours in memory; else a warp."""
     (stage,) = n.stages
     (v,) = stage.inner
     outer = max(1, cost.count(n.outer))
+    if cost.count([v]) <= SHORT:
+        return GridNest(n.outer, n.stages, rows=BLOCK if outer >= BUSY else 128)
     _, fast = _best(n.outer, n.stages, n.outer)
     if fast is not None and not any(s.address is not None and distance(s.address, v) == 1 for s in scanned):
         return _thread_each(dataclasses.replace(n, outer=(*(w for w in n.outer if w != fast), fast)), fast, outer)

@@ -16,6 +16,7 @@ from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.nest import Nest, distance, nest
 from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
+from torch_max_backend.schedule.split_scans import split_long_scans
 from torch_max_backend.schedule.unroll_windows import unroll_windows
 
 
@@ -34,8 +35,13 @@ class Schedule:
 
 def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Program]]:
     """The program after each pass, with the pass's name."""
+    for change in (without_reductions_of_one, inline):
+        program = inline(program, machine) if change is inline else change(program)
+        yield change.__name__, program
+    program = split_long_scans(program, layouts_of(program), machine)
+    yield split_long_scans.__name__, program
     found = (without_sums_of_one_element, inline)  # what an index of one element reads is inlined after that
-    for change in (without_reductions_of_one, inline, *found, unroll_windows, split_divided_variables):
+    for change in (*found, unroll_windows, split_divided_variables):
         program = inline(program, machine) if change is inline else change(program)
         yield change.__name__, program
     yield split_long_reductions.__name__, split_long_reductions(program, layouts_of(program), machine)

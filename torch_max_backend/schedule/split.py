@@ -52,27 +52,27 @@ def split_divided_variables(program: Program) -> Program:
     orders = {**program.orders, **dict(program.outputs)}
     for step in program.steps:
         if isinstance(step, Definition):
-            step = _reindexed(step, split)
+            step = reindexed(step, split)
             while (found := _divided(step)) is not None:
                 step, position = _split_variable(step, *found)
                 if position is not None:
                     split.setdefault(step.name, []).append((position, found[1]))
                     if step.name in orders:
-                        orders[step.name] = _split_order(orders[step.name], position)
+                        orders[step.name] = split_order(orders[step.name], position)
         steps.append(step)
     outputs = [(name, orders[name]) for name, _ in program.outputs]
     told = {name: orders[name] for name in program.orders}
     return dataclasses.replace(program, steps=steps, outputs=outputs, orders=told)
 
 
-def _split_order(order: tuple[int, ...], position: int) -> tuple[int, ...]:
+def split_order(order: tuple[int, ...], position: int) -> tuple[int, ...]:
     result: list[int] = []
     for d in order:
         result += [position, position + 1] if d == position else [d + (d > position)]
     return tuple(result)
 
 
-def _reindexed(d: Definition, split: Mapping[str, list[tuple[int, Index]]]) -> Definition:
+def reindexed(d: Definition, split: Mapping[str, list[tuple[int, Index]]]) -> Definition:
     """Loads of definitions that were split, with the quotient and the remainder for the index that was one."""
     if not any(x.source in split for x in loads(*d.expressions())):
         return d
@@ -83,10 +83,10 @@ def _reindexed(d: Definition, split: Mapping[str, list[tuple[int, Index]]]) -> D
             index[position : position + 1] = [index[position] // inner, index[position] % inner]
         return Load(x.source, tuple(index), x.dtype)
 
-    return _rewritten(d, {}, load)
+    return rewritten(d, {}, load)
 
 
-def _rewritten(d: Definition, values: Replaced, load: Callable[[Load], Scalar] = lambda x: x) -> Definition:
+def rewritten(d: Definition, values: Replaced, load: Callable[[Load], Scalar] = lambda x: x) -> Definition:
     done: dict[Scalar, Scalar] = {}
     body = rewrite(d.body, values, load, done)
     how = d.how
@@ -125,7 +125,7 @@ def _divided(d: Definition) -> tuple[Var, Index] | None:
 def _split_variable(d: Definition, v: Var, inner: Index) -> tuple[Definition, int | None]:
     """``v`` as two variables; with it the position of ``v`` among the definition's own."""
     high, low = sized(f"{v.name}a", Index.of(v.size) // inner), sized(f"{v.name}b", inner)
-    d = _rewritten(d, {v: Index.of(high) * inner + low})
+    d = rewritten(d, {v: Index.of(high) * inner + low})
 
     def parts(variables: tuple[Var, ...]) -> tuple[Var, ...]:
         return tuple(w for x in variables for w in ((high, low) if x == v else (x,)))
@@ -238,7 +238,7 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
     wide = [v for v in how.variables if v.size != 1]
     if not wide or not all(Index.of(v.size).is_fixed for v in wide):
         return [d]
-    along_memory = _is_along_memory(d, wide[-1], layouts)
+    along_memory = is_along_memory(d, wide[-1], layouts)
     if how.combiner.startswith("arg"):
         return _place_in_parts(d, how.combiner, wide, machine) if along_memory else [d]
     chain = elements // LANES if along_memory else elements
@@ -266,7 +266,7 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
         chunk = _chunk(size, parts, LANES if along_memory and not rest else 1, machine)
         p = sized(f"{v.name}p", (size + chunk - 1) // chunk)
         q = sized(f"{v.name}q", least(chunk, size - chunk * p))
-        d = _rewritten(d, {v: Index.of(p) * chunk + q})
+        d = rewritten(d, {v: Index.of(p) * chunk + q})
         outer.append((p, Index.of(p)))
         rest.insert(0, q)
         break
@@ -309,7 +309,7 @@ def _place_in_parts(d: Definition, combiner: str, wide: list[Var], machine: Mach
 
     best = as_index(load("best"), 0, count - 1)
     begin = least(best * chunk, v.size - chunk)
-    first = _rewritten(d, {v: Index.of(p) * chunk + q})
+    first = rewritten(d, {v: Index.of(p) * chunk + q})
     extreme = Reduction({"argmax": "maximum", "argmin": "minimum"}[combiner], (q,))
     chosen, place = load("parts", Index.of(again), dtype=d.body.dtype), Reduction(combiner, (within,))
     return [
@@ -317,7 +317,7 @@ def _place_in_parts(d: Definition, combiner: str, wide: list[Var], machine: Mach
             first, name=f"{d.name}_parts", dtype=d.body.dtype, variables=(*d.variables, p), how=extreme
         ),
         dataclasses.replace(d, name=f"{d.name}_best", body=chosen, how=Reduction(combiner, (again,))),
-        dataclasses.replace(_rewritten(d, {v: begin + within}), name=f"{d.name}_place", how=place),
+        dataclasses.replace(rewritten(d, {v: begin + within}), name=f"{d.name}_place", how=place),
         dataclasses.replace(d, body=from_index(begin + as_index(load("place"))), how=None),
     ]
 
@@ -343,7 +343,7 @@ def _chunk(size: Index, parts: int, multiple: int, machine: Machine) -> Index:
     return (size // (machine.results[0] * multiple) + 1) * multiple
 
 
-def _is_along_memory(d: Definition, v: Var, layouts: Mapping[str, Layout]) -> bool:
+def is_along_memory(d: Definition, v: Var, layouts: Mapping[str, Layout]) -> bool:
     """Whether most loads of the body read neighbours in memory when ``v`` grows by one."""
     if any(isinstance(x, Guarded) and v in variables(x.condition) for x in walk(d.body)):
         return False  # a condition for a load keeps vectors, and with them several sums at a time, away
