@@ -205,7 +205,9 @@ if __name__ == "__main__":
     GOLDEN.write_text(softmax_as_text())
 
 
-@pytest.mark.parametrize("shape, dim", [((1024, 3), 0), ((10003,), 0), ((2, 8192), 1), ((1031, 4), 1), ((40, 331), 1)])
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((1024, 3), 0), ((10003,), 0), ((2, 8192), 1), ((1031, 4), 1), ((40, 331), 1)]
+)
 def test_prefixes_of_few_rows_are_computed_in_parts(shape: tuple[int, ...], dim: int) -> None:
     """With parts that divide a row and without, by warps and by threads, and rows that are left whole."""
     x = (torch.arange(math.prod(shape)) % 7 - 3).reshape(shape).double()
@@ -217,3 +219,19 @@ def test_prefixes_of_few_rows_are_computed_in_parts(shape: tuple[int, ...], dim:
     in_parts = [d.name for d in schedule(made.program, GPU).program.definitions() if d.name.endswith("_before")]
     assert len(in_parts) == (0 if shape[0] in (1031, 40) else 3)
     check_emulated(made)
+
+
+def test_vectors_begin_where_odd_rows_do_not(as_if_large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_max_backend.schedule.grid.LONG", 32)
+    shapes = [(37, 45), (45,), (37, 1)], [(5, 3, 67), (3, 1), (5, 1, 67)]
+    for each in shapes:
+        inputs = [(torch.arange(math.prod(s)) % 7 - 3).reshape(s).half() for s in each]
+
+        def sums(x: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, ...]:
+            total = pointwise(lambda a, b, c: a + b * c, x, row, column)
+            return total, pointwise(lambda a, b: a * b, total, column)
+
+        made = for_gpu(sums, *inputs)
+        nests = schedule(made.program, GPU).steps
+        assert any(isinstance(n, GridNest) and n.flat for n in nests)
+        check_emulated(made)

@@ -16,7 +16,7 @@ from torch_max_backend.loops.expr import SHORT, Guarded, Load, Op, Scalar, insid
 from torch_max_backend.loops.index import Div, Index, Mod, Var
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule import cost
-from torch_max_backend.schedule.grid import BUSY, BYTES, TILE, WARP, GridNest, is_aligned, passes_tile
+from torch_max_backend.schedule.grid import BUSY, BYTES, TILE, WARP, GridNest, is_aligned, is_in_step, passes_tile
 from torch_max_backend.schedule.nest import StageNest, Statement
 
 NARROW = 1 << 32
@@ -72,6 +72,9 @@ class GridKernelWriter(KernelWriter):
         if self.nest.tile is not None:
             self._tiled(*self.nest.tile)
             return
+        if self.nest.flat:
+            self._beyond_rows()
+            return
         nest, sizes = self.nest, self._sizes()
         self._line(f"var total: Int = {' * '.join(sizes) or '1'}")
         if nest.threads == 1:
@@ -89,6 +92,30 @@ class GridKernelWriter(KernelWriter):
         with self._placed("part", sizes):
             self._iteration()
         self.lines[:0] = self.head
+
+    def _beyond_rows(self) -> None:
+        """A thread has neighbours in memory: a vector where they are in one row, or else one after the other."""
+        nest, v = self.nest, self.nest.outer[-1]
+        sizes = [self._index(Index.of(w.size)) for w in nest.outer]
+        self._line(f"var total: Int = {' * '.join(sizes)}")
+        self._line(f"var first: Int = (block_index() * {nest.rows} + thread_in_block()) * {nest.lanes}")
+        with self._block("if first < total:"):
+            self._at_number("first", sizes)
+            with self._block(f"if {self.place[v]} + {nest.lanes} <= {sizes[-1]}:"), self._along(v):
+                self._stages()
+            with self._block("else:"):
+                at, _ = self._new("k", "first", 1)
+                with self._block(f"while {at} < imin(first + {nest.lanes}, total):"):
+                    self._at_number(at, sizes)
+                    self._stages()
+                    self._line(f"{at} += 1")
+
+    def _at_number(self, number: str, sizes: Sequence[str]) -> None:
+        """At the outer index of a number."""
+        for v, size in reversed(list(zip(self.nest.outer, sizes, strict=True))):
+            is_first = v == self.nest.outer[0]
+            self.place[v], _ = self._new("j", number if is_first else self._divided("%", number, size), 1)
+            number = number if is_first else self._new("rest", self._divided("//", number, size), 1)[0]
 
     def _tiled(self, fast: Var, across: Var) -> None:
         """Blocks of a transpose. What is read along ``across`` goes to shared memory, and is taken from there along
@@ -530,6 +557,8 @@ class GridKernelWriter(KernelWriter):
     # -- memory ----------------------------------------------------------------------------------------------
     def _whole(self, access: str, address: Index) -> str:
         assert self.vector is not None
+        if self.nest.flat:
+            return f"{access}_aligned" if is_in_step(address, self.nest.place, self.lanes) else access
         return f"{access}_aligned" if is_aligned(address, self.vector, self.lanes) else access
 
     def _finish(self, s: Statement, value: str, lanes: int) -> None:

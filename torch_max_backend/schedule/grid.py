@@ -55,6 +55,8 @@ SHORT = 16
 """Inner iterations that are left to one thread if memory runs along an outer loop."""
 SHARED = 48 << 10
 """Bytes of shared memory that a block has."""
+LONG = 256
+"""Elements of a row that few vectors go beyond."""
 TILE = 32
 """Indices of a transpose's two loops that a block has."""
 STORES = 2
@@ -79,6 +81,9 @@ class GridNest(Nest):
     held: int = 0
     """Vectors of an outer index's elements that a thread has in registers, if all stages run over the same: an element
     is then read and computed once."""
+    flat: bool = False
+    """Whether a thread's vector is of all outer loops as one, in the order of memory: where it goes beyond a row, its
+    elements are computed one by one."""
     tile: tuple[Var, Var] | None = None
     """The outer variable along which stores are neighbours and the one along which loads are, of a transpose: a block
     has ``TILE`` indices of each, and what it loads passes through shared memory."""
@@ -91,11 +96,18 @@ class GridNest(Nest):
     @property
     def parts(self) -> Index:
         """Outer indices, or vectors of them: what blocks have ``rows`` of."""
+        if self.flat:
+            return (product(Index.of(v.size) for v in self.outer) + (self.lanes - 1)) // self.lanes
         sizes = []
         for v in self.outer:
             each = self.lanes if v == self.vector else TILE if v in (self.tile or ()) else 1
             sizes.append((Index.of(v.size) + (each - 1)) // each)
         return product(sizes)
+
+    @property
+    def place(self) -> Index:
+        """The number of an outer index among all."""
+        return _place(self.outer)
 
     def shared(self, stage: StageNest) -> dict[Var, int]:
         """The loops of a stage that the threads of an outer index share, with the number of threads along each."""
@@ -113,6 +125,7 @@ class GridNest(Nest):
     def __str__(self) -> str:
         how = f"{self.rows} at a time, {self.threads} threads each{', neighbours apart' if self.columns else ''}"
         how += f", {self.held} vectors in registers" if self.held else ""
+        how += ", beyond rows" if self.flat else ""
         how = f"tiles of {self.tile[0]} and {self.tile[1]}" if self.tile is not None else how
         return f"{super().__str__()}\n  blocks: {how}, {self.lanes} lanes"
 
@@ -223,6 +236,9 @@ def _thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
             return _with_loop_inside(n, across)
         if across is not None and outer >= LARGE:
             return GridNest(n.outer, n.stages, rows=1, tile=(fast, across))
+        beyond = _beyond_rows(n, fast, outer)
+        if beyond is not None:
+            return beyond
         flat, last = _flattened(n, fast)
         if _lanes(last, flat.stages) > _lanes(fast, n.stages):
             n, fast = flat, last
@@ -295,6 +311,43 @@ def _flattened(n: Nest, fast: Var) -> tuple[Nest, Var]:
         stage = dataclasses.replace(stage, statements=substituted(stage.statements, values))
         n, fast = Nest((*n.outer[:-2], one), (stage,)), one
     return n, fast
+
+
+def _beyond_rows(n: Nest, fast: Var, outer: int) -> GridNest | None:
+    """Vectors that do not begin where rows do, where these are long and of an odd length and stores fill memory."""
+    (stage,) = n.stages
+    stores = [s.address for s in stage.statements if s.address is not None]
+    if not cost.count([fast]) >= LONG or not all(isinstance(v.size, int) for v in n.outer) or outer >= 1 << 31:
+        return None
+    loops = tuple(sorted(n.outer, key=lambda v: -(distance(stores[0], v) or 0)))
+    place = _place(loops)
+    along = [(i, width) for i, width in _accesses(stage) if distance(i, fast) == 1]
+    lanes = min(8, BYTES // min(width for _, width in along)) if along else 1
+    while lanes > 1 and outer < BUSY * lanes:
+        lanes //= 2
+    guards = sum(
+        isinstance(x, Guarded) and fast in variables(x.condition) for s in stage.statements for x in walk(s.body)
+    )
+    fitting = sum(is_in_step(i, place, lanes) for i, _ in along)
+    if lanes <= _lanes(fast, n.stages) or loops[-1] != fast or guards > GUARDS or fitting * 2 < len(along):
+        return None
+    if not all(is_in_step(i, place, lanes) for i in stores):
+        return None
+    return GridNest(loops, n.stages, fast, rows=BLOCK, lanes=lanes, flat=True)
+
+
+def _place(loops: Sequence[Var]) -> Index:
+    """The number of an iteration of loops among all."""
+    place = Index.of(0)
+    for v in loops:
+        place = place * v.size + Index.of(v)
+    return place
+
+
+def is_in_step(address: Index, place: Index, lanes: int) -> bool:
+    """Whether an address is that of an iteration's number, but for a multiple of ``lanes``."""
+    apart = address - place
+    return apart.is_constant and apart.constant % lanes == 0
 
 
 def _columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:

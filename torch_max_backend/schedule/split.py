@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,7 @@ from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
 from torch_max_backend.schedule.machine import CPU, Machine
+from torch_max_backend.schedule.nest import runs_on
 
 PART = 8192
 """Elements that are worth a part of their own."""
@@ -234,6 +236,8 @@ def _with_own_means(d: Definition, m: Scalar, known: _SumInParts) -> list[Defini
 
 
 def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
+    if machine.has_grid and not how.combiner.startswith("arg"):
+        d, how = _merged(d, how, layouts)
     results, elements = cost.count(d.variables), cost.count(how.variables)
     wide = [v for v in how.variables if v.size != 1]
     if not wide or not all(Index.of(v.size).is_fixed for v in wide):
@@ -276,6 +280,8 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
     partial, dtype = f"{d.name}_parts", d.body.dtype
     if how.combiner == "sum" and dtype is torch.float32:
         dtype = torch.float64  # parts that cancel each other leave no rounding errors of their size
+        if machine.has_grid and results == 1:  # nor do elements, in a result that is small by chance
+            d = dataclasses.replace(d, body=cast(d.body, dtype))
     first = dataclasses.replace(
         d, name=partial, dtype=dtype, variables=(*d.variables, *names), how=Reduction(how.combiner, tuple(rest))
     )
@@ -285,6 +291,34 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
         d, body=Load(partial, index, dtype), how=Reduction(how.combiner, tuple(again[p] for p in names))
     )
     return [first, second]
+
+
+def _merged(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> tuple[Definition, Reduction]:
+    """Reduced loops as one where memory runs on from one to the next: its parts need not begin where a row does.
+
+    Before: ``sum over i:404, j:83054 of x[i, j]``. After: ``sum over k:33553816 of x[k // 83054, k % 83054]``.
+    """
+    loops = [v for v in how.variables if v.size != 1]
+    for a, b in itertools.pairwise(loops):
+        if not isinstance(a.size, int) or not isinstance(b.size, int) or not all(
+            runs_on(i, a, b) for i in _addresses(d, layouts)
+        ):  # fmt: skip
+            continue
+        one = Var(f"{b.name}f", a.size * b.size)
+        merged = rewritten(d, {a: Index.of(one) // b.size, b: Index.of(one) % b.size})
+        rest = tuple(one if v == b else v for v in how.variables if v != a)
+        how = Reduction(how.combiner, rest)
+        return _merged(dataclasses.replace(merged, how=how), how, layouts)
+    return d, how
+
+
+def _addresses(d: Definition, layouts: Mapping[str, Layout]) -> Iterator[Index]:
+    """Where a definition reads memory, and which indices it computes with."""
+    for x in walk(*d.expressions()):
+        if isinstance(x, FromIndex):
+            yield x.index
+        elif isinstance(x, Load):
+            yield layouts[x.source].address(x.index)
 
 
 def _place_in_parts(d: Definition, combiner: str, wide: list[Var], machine: Machine) -> list[Definition]:
