@@ -22,10 +22,10 @@ from torch_max_backend.base.errors import LoweringError, Unsupported
 from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
-from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads
+from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import library_of
-from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref, dense_strides
+from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref, Scatter, dense_strides
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor, define, named, sized
@@ -138,14 +138,23 @@ class FromRegion:
         return order
 
     def _order_of_a_source(self, d: Definition) -> tuple[int, ...]:
-        """The order in memory of a tensor that a definition reads element by element."""
-        index = tuple(map(Index.of, d.variables))
-        for x in loads(d.body):
+        """The order in memory of a tensor that a definition is made from, element by element or by windows."""
+        index, seen = tuple(map(Index.of, d.variables)), {d.name}
+        definitions = {s.name: s for s in self.builder.program.steps if isinstance(s, Definition)}
+        left = list(loads(d.body))
+        while left:
+            x = left.pop(0)
+            if len(x.index) != len(index) or sum(i == own for i, own in zip(x.index, index, strict=True)) < 2:
+                continue
             sizes, strides = self.memory.get(x.source, ((), ()))
-            if x.index == index and sizes == d.sizes and all(s.is_constant for s in strides):
+            if strides and all(s.is_constant for s in strides):
                 order = tuple(sorted(range(len(sizes)), key=lambda k: -strides[k].constant))
                 if dense_strides(sizes, order) == strides:
                     return order
+            step = definitions.get(x.source)
+            if step is not None and not isinstance(step.how, Scatter) and step.name not in seen:
+                seen.add(step.name)
+                left += loads(rewrite(step.body, dict(zip(step.variables, index, strict=True))))
         return tuple(range(len(d.variables)))
 
     def _own(self, x: Tensor, taken: set[str], strides: Shape | None) -> str:

@@ -92,16 +92,25 @@ def layouts_of(program: Program) -> dict[str, Layout]:
 
 
 def _order_of_sources(d: Definition, layouts: Mapping[str, Layout]) -> tuple[int, ...] | None:
-    """The order of dimensions in which all tensors lie that a definition reads whole, if there is one such order."""
-    orders = set()
+    """The order of dimensions in which all tensors lie that a definition reads whole, if there is one such order.
+
+    If it reads none whole, the dimension along which all that it reads has neighbours in memory is the last one.
+    """
+    orders, fastest = set(), set()
     for x in loads(*d.expressions()):
         address = layouts[x.source].address(x.index)
+        if address.variables:
+            fastest.add(tuple(k for k, v in enumerate(d.variables) if v.size != 1 and distance(address, v) == 1))
         steps = [distance(address, v) for v in d.variables]
         long = [k for k, v in enumerate(d.variables) if v.size != 1]
         if all(steps[k] for k in long):
             short = (k for k in range(len(steps)) if k not in long)
             orders.add((*short, *sorted(long, key=lambda k: -steps[k])))
-    return orders.pop() if len(orders) == 1 and not isinstance(d.how, Scatter) else None
+    if isinstance(d.how, Scatter):
+        return None
+    if not orders and len(fastest) == 1 and len(last := fastest.pop()) == 1:  # as what windows read
+        return (*(k for k in range(len(d.variables)) if k not in last), *last)
+    return orders.pop() if len(orders) == 1 else None
 
 
 def _local(program: Program, steps: list[Kernel | Call]) -> frozenset[str]:
