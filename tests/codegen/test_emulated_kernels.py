@@ -201,10 +201,6 @@ def test_the_emulator_runs_threads_in_step() -> None:
     assert emulate(THREAD + shared).tolist() == [126 - i for i in range(64)]
 
 
-if __name__ == "__main__":
-    GOLDEN.write_text(softmax_as_text())
-
-
 @pytest.mark.parametrize(
     ("shape", "dim"), [((1024, 3), 0), ((10003,), 0), ((2, 8192), 1), ((1031, 4), 1), ((40, 331), 1)]
 )
@@ -235,3 +231,7 @@ def test_vectors_begin_where_odd_rows_do_not(as_if_large: None, monkeypatch: pyt
         nests = schedule(made.program, GPU).steps
         assert any(isinstance(n, GridNest) and n.flat for n in nests)
         check_emulated(made)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(softmax_as_text())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-
-import torch
 
 from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, Accumulators, Reduction, better, gathered_dtype
 from torch_max_backend.codegen.expression_writer import Value
+from torch_max_backend.codegen.inexact_operations import computed_nearly
 from torch_max_backend.codegen.kernel_writer import KernelWriter
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.loops.expr import SHORT, Guarded, Load, Op, Scalar, inside, variables, walk
@@ -26,8 +25,6 @@ AT_ONCE = 8
 AHEAD = 8
 """Iterations of a loop, at most, whose reads are under way together."""
 _TOGETHER = {"sum": "add", "product": "mul", "any": "or", "all": "and", "maximum": "max", "minimum": "min"}
-_EXACT = ("floor", "ceil", "trunc", "round_even", "floor_div", "trunc_div", "remainder", "fmod")
-_NEARLY = ("div", "exp", "sigmoid", "tanh")
 _ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
 
 
@@ -46,7 +43,7 @@ class GridKernelWriter(KernelWriter):
         self.stage: StageNest | None = None
         self.shares: dict[Var, int] = {}
         """The shared loops of the stage at work, with the number of threads along each."""
-        self.nearly = _computed_nearly(nest)
+        self.nearly = computed_nearly(nest)
         """Operations that need not be exact."""
         self.lane: int | None = None
         """The lane of vectors at work, where lanes are computed one after the other."""
@@ -306,20 +303,29 @@ class GridKernelWriter(KernelWriter):
             return False
         with self._block(f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"):
             with self._along(v) if lanes > 1 else nullcontext():
-                taken: list[tuple[dict[Var, str], dict[Scalar, Value]]] = []
-                for t in range(copies):
-                    at, _ = self._new("k", f"{name} + {stride * t}", 1)
-                    for known in within:
-                        place = {v: at, **{w: self._new("k", text, 1)[0] for w, text in known.items()}}
-                        taken.append((place, {}))
-                        with self._at(*taken[-1]):
-                            for x in loads:
-                                self._scalar(x)
-                for place, scope in taken:
-                    with self._at(place, scope):
-                        self._body(stage, accumulators)
+                places = self._places(v, [f"{name} + {stride * t}" for t in range(copies)], within)
+                self._read_first(places, loads, lambda: self._body(stage, accumulators))
             self._line(f"{name} += {stride * copies}")
         return steps > 0 and steps % copies == 0
+
+    def _places(self, v: Var, texts: Sequence[str], within: list[dict[Var, str]]) -> Iterator[dict[Var, str]]:
+        """Where some iterations of a loop are, each with all of those ``within``, named one after the other."""
+        for text in texts:
+            at, _ = self._new("k", text, 1)
+            for known in within:
+                yield {v: at, **{w: self._new("k", inner, 1)[0] for w, inner in known.items()}}
+
+    def _read_first(self, places: Iterator[dict[Var, str]], loads: Sequence[Load], run: Callable[[], None]) -> None:
+        """Run iterations whose reads are under way together: a thread waits once for all of them."""
+        taken: list[tuple[dict[Var, str], dict[Scalar, Value]]] = []
+        for place in places:
+            taken.append((place, {}))
+            with self._at(*taken[-1]):
+                for x in loads:
+                    self._scalar(x)
+        for at in taken:
+            with self._at(*at):
+                run()
 
     @contextmanager
     def _at(self, place: Mapping[Var, str], scope: dict[Scalar, Value]) -> Iterator[None]:
@@ -397,15 +403,8 @@ class GridKernelWriter(KernelWriter):
         copies = min(self._copies(stage, loads), v.size // WARP) if loads and isinstance(v.size, int) else 1
         if copies > 1:
             with self._block(f"while first + {WARP * copies} <= {end}:"):
-                taken: list[tuple[dict[Var, str], dict[Scalar, Value]]] = []
-                for t in range(copies):  # what they read is read first: a warp waits once for all of it
-                    taken.append(({v: self._new("k", f"first + {WARP * t} + mine", 1)[0]}, {}))
-                    with self._at(*taken[-1]):
-                        for x in loads:
-                            self._scalar(x)
-                for place, scope in taken:
-                    with self._at(place, scope):
-                        self._scan_elements(stage)
+                places = self._places(v, [f"first + {WARP * t} + mine" for t in range(copies)], [{}])
+                self._read_first(places, loads, lambda: self._scan_elements(stage))
                 self._line(f"first += {WARP * copies}")
             if v.size % (WARP * copies) == 0:
                 return
@@ -585,23 +584,6 @@ class GridKernelWriter(KernelWriter):
                 return
             with self._block("if mine == 0:"):
                 super()._write(s, value, lanes)
-
-
-def _computed_nearly(nest: GridNest) -> set[Scalar]:
-    """Operations on float32 on the way to results of 16 bits only, where nothing on the way asks for exact numbers.
-
-    They have a form that is fast, and right to 17 bits and more.
-    """
-    coarse: set[Scalar] = set()
-    exact: set[Scalar] = set()
-    for s in (s for stage in nest.stages for s in stage.statements):
-        every = set(walk(*s.expressions))
-        narrow = s.dtype in (torch.float16, torch.bfloat16)
-        asks = any(isinstance(x, Op) and (x.name in _EXACT or not x.dtype.is_floating_point) for x in every)
-        (coarse if narrow and not asks else exact).update(
-            x for x in every if isinstance(x, Op) and x.name in _NEARLY and x.dtype is torch.float32
-        )
-    return coarse - exact
 
 
 def _unconditional(*roots: Scalar) -> Iterator[Scalar]:

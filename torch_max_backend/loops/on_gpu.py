@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_max_backend.capture.fake_tensors import tensor_of
+from torch_max_backend.capture.fake_tensors import symbols_of, tensor_of
 from torch_max_backend.capture.fx_nodes import is_getitem
+from torch_max_backend.capture.view_ops import PERMUTES, RESHAPES
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, CUDNN_DTYPES, CudnnConvolution
 from torch_max_backend.loops.expr import constant, select
 from torch_max_backend.loops.from_region import CONVOLUTIONS, FromRegion, source_of
@@ -30,14 +31,7 @@ from torch_max_backend.partition.region import Region
 aten = torch.ops.aten
 _HALF = CUDNN_DTYPES
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
-_WHOLE_VIEWS = (
-    aten.t.default,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-)
+_WHOLE_VIEWS = RESHAPES | PERMUTES
 ROW = 8
 """Elements of 16 bits in 16 bytes."""
 SHORTEST, LARGE = 64, 2**16
@@ -182,11 +176,16 @@ class OnGpu(FromRegion):
 def _computed_factors(region: Region) -> Iterator[tuple[fx.Node, int]]:
     """The nodes that products of matrices read, or a view of all their elements, in 16 bits; with multiplications."""
     for node in region.nodes:
-        if node.target not in _PRODUCTS or not _is_static(tensor_of(node)):
+        if node.target not in _PRODUCTS or symbols_of(tensor_of(node)):
             continue
         for factor in map(_viewed, node.args[-2:]):
             value = tensor_of(factor)
-            if factor.op == "call_function" and not is_getitem(factor) and value.dtype in _HALF and _is_static(value):
+            if (
+                factor.op == "call_function"
+                and not is_getitem(factor)
+                and value.dtype in _HALF
+                and not symbols_of(value)
+            ):
                 yield factor, tensor_of(node).numel() * tensor_of(node.args[-1]).shape[-2]
 
 
@@ -195,10 +194,6 @@ def _viewed(node: Any) -> fx.Node:
     while node.target in _WHOLE_VIEWS:
         node = node.args[0]
     return node
-
-
-def _is_static(value: Any) -> bool:
-    return all(isinstance(n, int) for n in value.shape)
 
 
 def _even(size: int) -> int:

@@ -317,7 +317,7 @@ def _beyond_rows(n: Nest, fast: Var, outer: int) -> GridNest | None:
     """Vectors that do not begin where rows do, where these are long and of an odd length and stores fill memory."""
     (stage,) = n.stages
     stores = [s.address for s in stage.statements if s.address is not None]
-    if not cost.count([fast]) >= LONG or not all(isinstance(v.size, int) for v in n.outer) or outer >= 1 << 31:
+    if cost.count([fast]) < LONG or not all(isinstance(v.size, int) for v in n.outer) or outer >= 1 << 31:
         return None
     loops = tuple(sorted(n.outer, key=lambda v: -(distance(stores[0], v) or 0)))
     place = _place(loops)

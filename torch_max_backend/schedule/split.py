@@ -62,8 +62,13 @@ def split_divided_variables(program: Program) -> Program:
                     if step.name in orders:
                         orders[step.name] = split_order(orders[step.name], position)
         steps.append(step)
+    return with_orders(program, steps, orders)
+
+
+def with_orders(program: Program, steps: list[Definition | Call], orders: Mapping[str, tuple[int, ...]]) -> Program:
+    """A program of other steps, of which outputs and what libraries read lie in other orders."""
     outputs = [(name, orders[name]) for name, _ in program.outputs]
-    told = {name: orders[name] for name in program.orders}
+    told = {name: order for name, order in orders.items() if name not in dict(outputs) or name in program.orders}
     return dataclasses.replace(program, steps=steps, outputs=outputs, orders=told)
 
 
@@ -236,15 +241,16 @@ def _with_own_means(d: Definition, m: Scalar, known: _SumInParts) -> list[Defini
 
 
 def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
+    whole = d
     if machine.has_grid and not how.combiner.startswith("arg"):
         d, how = _merged(d, how, layouts)
     results, elements = cost.count(d.variables), cost.count(how.variables)
     wide = [v for v in how.variables if v.size != 1]
     if not wide or not all(Index.of(v.size).is_fixed for v in wide):
-        return [d]
+        return [whole]
     along_memory = is_along_memory(d, wide[-1], layouts)
     if how.combiner.startswith("arg"):
-        return _place_in_parts(d, how.combiner, wide, machine) if along_memory else [d]
+        return _place_in_parts(d, how.combiner, wide, machine) if along_memory else [whole]
     chain = elements // LANES if along_memory else elements
     known = all(isinstance(v.size, int) for v in wide)  # sums over symbolic sizes are added up in float64 anyway
     adds = known and how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
@@ -254,10 +260,10 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
     few = few and elements * (_width(d) if along_memory else machine.line) >= machine.block
     part = min(PART, machine.part)
     if not ((few and results * elements >= 4 * part and elements >= 64) or (adds and chain > CHAIN)):
-        return [d]
+        return [whole]
     most = machine.most_parts if not machine.has_grid else max(2, machine.most_parts // _blocks(results, along_memory))
     parts = max(2, min(most, results * elements // part), -(-chain // CHAIN) if adds else 0)
-    whole, outer, rest = d, [], list(how.variables)
+    outer, rest = [], list(how.variables)
     while parts > 1 and rest:
         v = rest.pop(0)
         if v.size == 1:

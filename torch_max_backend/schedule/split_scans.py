@@ -12,7 +12,7 @@ from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
 from torch_max_backend.schedule.machine import Machine
-from torch_max_backend.schedule.split import is_along_memory, reindexed, rewritten, split_order
+from torch_max_backend.schedule.split import is_along_memory, reindexed, rewritten, split_order, with_orders
 
 JOINED = {"sum": "add", "product": "mul", "maximum": "maximum", "minimum": "minimum"}
 """How prefixes of parts become one, by combiner. Places of extremes, and sums of exponentials, are not cut."""
@@ -35,7 +35,6 @@ def split_long_scans(program: Program, layouts: Mapping[str, Layout], machine: M
     steps: list[Definition | Call] = []
     split: dict[str, list[tuple[int, Index]]] = {}
     orders = {**program.orders, **dict(program.outputs)}
-    rows: dict[str, tuple[int, ...]] = {}
     for step in program.steps:
         if isinstance(step, Definition):
             step = reindexed(step, split)
@@ -46,7 +45,7 @@ def split_long_scans(program: Program, layouts: Mapping[str, Layout], machine: M
                 position = step.variables.index(step.how.variable)
                 *before, step = _in_parts(step, chunk)
                 steps += before
-                rows[before[0].name] = tuple(range(len(step.variables) - 1))  # a warp adds up what is before parts
+                orders[before[0].name] = tuple(range(len(step.variables) - 1))  # a warp adds up what is before parts
                 if int(size) % chunk == 0:
                     split[step.name] = [(position, Index.of(chunk))]
                     if step.name in orders:
@@ -56,9 +55,7 @@ def split_long_scans(program: Program, layouts: Mapping[str, Layout], machine: M
                     steps.append(within)
                     step = _picked(whole, within, position, chunk)
         steps.append(step)
-    outputs = [(name, orders[name]) for name, _ in program.outputs]
-    told = {name: orders[name] for name in program.orders} | rows
-    return dataclasses.replace(program, steps=steps, outputs=outputs, orders=told)
+    return with_orders(program, steps, orders)
 
 
 def _chunk(d: Definition, layouts: Mapping[str, Layout], machine: Machine) -> int:
