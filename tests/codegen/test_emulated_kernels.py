@@ -18,8 +18,10 @@ from tests.codegen.test_written_source import CASES, SMOOTH, program
 from tests.support.grid_emulator import EmulatedLibrary, WrongKernelError
 from tests.support.grid_programs import SMALL, SMALL_GPU, check_emulated, programs_for_gpu
 from tests.support.loop_programs import LoopProgram
+from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.rules import reduce, scan, views
 from torch_max_backend.loops.tensor import Tensor, define, pointwise
+from torch_max_backend.loops.tensor import reduce as reduced
 from torch_max_backend.runtime.grid_program import KernelLaunch
 from torch_max_backend.schedule.grid import GridNest
 from torch_max_backend.schedule.machine import GPU, Machine
@@ -231,6 +233,32 @@ def test_vectors_begin_where_odd_rows_do_not(as_if_large: None, monkeypatch: pyt
         nests = schedule(made.program, GPU).steps
         assert any(isinstance(n, GridNest) and n.flat for n in nests)
         check_emulated(made)
+
+
+def test_a_sum_of_everything_is_one_loop_and_adds_up_in_float64() -> None:
+    """Parts of rows of an odd length would have no vectors."""
+    x = torch.zeros(2048, 4095)
+    made = for_gpu(lambda x: (reduce.over("sum", x, [0, 1]), reduce.over("sum", x, [1])), x)
+    found = {d.name: d for d in schedule(made.program, GPU).program.definitions()}
+    (parts,) = (d for d in found.values() if d.name.endswith("_parts"))
+    assert len(parts.reduced) == 1 and parts.body.dtype is torch.float64
+    (rows,) = (d for d in found.values() if d.reduced and len(d.variables) == 1 and d.variables[0].size == 2048)
+    assert rows.body.dtype is torch.float32
+
+
+def test_what_windows_are_made_into_lies_as_their_source() -> None:
+    """A sum of neighbours of an image with channels last has channels last, too."""
+    x = torch.zeros(4, 30, 30, 16).permute(0, 3, 1, 2)
+
+    def neighbours(x: Tensor) -> tuple[Tensor, ...]:
+        shape, taps = ([Index.of(n) for n in of] for of in ((4, 16, 10, 10), (3, 3)))
+        return (reduced("sum", shape, taps, lambda i, r: x.at((*i[:2], i[2] * 3 + r[0], i[3] * 3 + r[1]))),)
+
+    made = for_gpu(neighbours, x).program
+    (output,) = (name for name, _ in made.outputs)
+    done = schedule(made, GPU)
+    (layout,) = (done.layouts[d.name] for d in done.program.definitions() if d.name != output)
+    assert [int(s.constant) for s in layout.strides] == [1600, 1, 160, 16]
 
 
 if __name__ == "__main__":

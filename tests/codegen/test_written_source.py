@@ -15,7 +15,7 @@ import torch
 
 from tests.support.loop_programs import LoopProgram, check_generated, check_passes
 from torch_max_backend.codegen.program_writer import WORTH_A_TEAM
-from torch_max_backend.loops.expr import Scalar, as_index, compare_index, constant, guarded, op
+from torch_max_backend.loops.expr import Scalar, as_index, compare_index, constant, from_index, guarded, op, select
 from torch_max_backend.loops.index import Index, Sym
 from torch_max_backend.loops.program import Input
 from torch_max_backend.loops.rules import reduce, views
@@ -215,6 +215,21 @@ def sums_of_one_element(x: Tensor) -> tuple[Tensor, ...]:
     return *picked, reduce.over("sum", chosen(places[1]), [0, 1])
 
 
+def sums_chosen_by_elements(x: Tensor) -> tuple[Tensor, ...]:
+    """The one element is where another tensor says, if a second condition holds, and may lie outside of the row."""
+
+    def chosen(times: int) -> Tensor:
+        def at(i: tuple[Index, ...]) -> Scalar:
+            first, second = (x.at((i[0], Index.of(k))) for k in (0, 1))
+            place = first if times == 1 else from_index(as_index(first) * times)
+            there = op("bit_and", place.equals(from_index(i[1])), op("ne", second, constant(2, torch.int64)))
+            return select(there, x.at(i), constant(0, torch.int64))
+
+        return define(x.shape, torch.int64, at)
+
+    return tuple(reduce.over("sum", chosen(times), [1]) for times in (1, 20))
+
+
 def conditions_of_lanes(x: Tensor) -> tuple[Tensor, ...]:
     """Reductions along memory of what is padded, shifted row by row, or read across."""
     rows, columns = x.shape
@@ -243,6 +258,7 @@ CASES = {
     "sums_of_one": (sums_of_one, numbers(5, 17)),
     "sums_in_parts": (sums_in_parts, numbers(33, 64, 1)),
     "sums_of_one_element": (sums_of_one_element, numbers(40, 33)),
+    "sums_chosen_by_elements": (sums_chosen_by_elements, numbers(40, 33, dtype=torch.int64)),
     "conditions_of_lanes": (conditions_of_lanes, numbers(37, 37, dtype=torch.float32)),
     "conditions_of_lanes of 16 bits": (conditions_of_lanes, numbers(37, 37, dtype=torch.bfloat16)),
     "conditions_of_lanes of bytes": (conditions_of_lanes, numbers(35, 35, dtype=torch.int8)),
@@ -250,6 +266,12 @@ CASES = {
 
 
 SMOOTH = ("inner_loops_of_one_stage",)
+
+
+def test_a_sum_of_one_chosen_element_is_a_read() -> None:
+    function, x = CASES["sums_chosen_by_elements"]
+    made = schedule(program(function, x).program).program
+    assert not any(d.reduced for d in made.definitions())
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])

@@ -43,3 +43,28 @@ def test_what_a_chain_of_convolutions_saves_has_channels_last(monkeypatch: pytes
     for got, want in zip(gradients(model, compiled, x), exact, strict=True):
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
     assert found and all(stride[1] == 1 for stride in found)
+
+
+def test_what_a_pool_saves_lies_as_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image itself, behind a pointwise op, and the places of what windows have chosen."""
+    orders: list[tuple[int, ...]] = []
+    made = pipeline.programs_of
+
+    def noted(regions: Any, *args: Any) -> Any:
+        programs = made(regions, *args)
+        free = [program.loops for program in programs.values()]
+        orders.extend(order for loops in free for name, order in loops.outputs if name in loops.free)
+        return programs
+
+    monkeypatch.setattr(pipeline, "programs_of", noted)
+    x = torch.randn(2, 8, 12, 12).to(memory_format=torch.channels_last).requires_grad_()
+    options = {"executor": "auto", "fallback": "error"}
+
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool2d(x.sin().relu(), 3, 2, 1)
+
+    torch.compile(pooled, backend="max_backend", options=options)(x).square().sum().backward()
+    got, x.grad = x.grad, None
+    pooled(x).square().sum().backward()
+    torch.testing.assert_close(got, x.grad)
+    assert len(orders) >= 2 and set(orders) == {(0, 2, 3, 1)}

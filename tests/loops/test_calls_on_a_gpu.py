@@ -13,6 +13,8 @@ from torch_max_backend.frontend import pipeline
 from torch_max_backend.frontend.prebuild import regions_of
 from torch_max_backend.loops import build, on_gpu
 from torch_max_backend.loops.program import Call, Program
+from torch_max_backend.schedule.machine import GPU
+from torch_max_backend.schedule.plan import schedule
 
 pytestmark = pytest.mark.any_runner("loop programs, of which nothing is run")
 
@@ -140,6 +142,28 @@ def test_a_factor_of_uneven_rows_is_copied_once(program_of: Callable[..., Progra
     assert [int(s.constant) for s in first.args[1].sizes] == [1008, 768]
     assert [int(s.constant) for s in second.args[0].sizes] == [1001, 4096]
     assert [int(s.constant) for s in second.args[0].strides] == [1, 1008]
+
+
+def test_what_is_computed_for_two_products_has_zeros_behind_its_rows(program_of: Callable[..., Program]) -> None:
+    """It is written once, and both products read it there."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.sin()
+        return y @ w, y.t() @ h
+
+    program = program_of(function, half(4096, 1001), half(1001, 768), half(4096, 768))
+    first, second = calls(program)
+    assert first.args[0].name == second.args[0].name
+    assert [int(s.constant) for s in first.args[0].sizes] == [4096, 1008]
+    assert [int(s.constant) for s in second.args[0].strides] == [1, 1008]
+    written = [d for d in schedule(program, GPU).program.definitions() if d.sizes[0] == 4096]
+    assert [int(d.sizes[1].constant) for d in written] == [1008]
+
+
+def test_prefixes_of_known_sizes_are_loops(program_of: Callable[..., Program]) -> None:
+    assert calls(program_of(lambda x: x.cumsum(1), half(8, 65536))) == []
+    (call,) = calls(program_of(lambda x: x.cummax(1), half(8, 65536)))
+    assert call.library == "ATen"
 
 
 @pytest.mark.parametrize("sizes", [(70, 65, 67), (64, 72, 67), (70, 67, 64), (65, 66, 70)], ids=str)
