@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import os
 import warnings
@@ -23,7 +24,7 @@ from torch_max_backend.capture.graph_passes import rewrite
 from torch_max_backend.capture.joint_graph import BACKWARD
 from torch_max_backend.capture.specialization import specialize
 from torch_max_backend.capture.user_controlled_ops import left_to_torch
-from torch_max_backend.codegen.call_path_writer import call_spec
+from torch_max_backend.codegen.call_path_writer import RegionCheck, call_spec
 from torch_max_backend.compile.compiler import (
     CompileStats,
     compile_early,
@@ -205,9 +206,19 @@ class _Build:
         stats.hits += own.hits
         stats.compile_s += own.compile_s
         written = {k: p.written for k, p in self.programs.items()}
-        spec = call_spec(self.gm, self.plan, self.static, self.options, written)
+        spec = call_spec(self.gm, self.plan, self.static, self.options, written, self._checks())
         artifacts: list[Artifact] = [self.libraries[k] if k in self.programs else next(rest) for k in every]
-        self.graph.ready(spec, artifacts, self.report(stats), self.options, self.unsaved)
+        options, unsaved = self.options, self.unsaved
+        if options.verify:  # what is compared is not replayed, and needs the graph
+            options, unsaved = dataclasses.replace(options, device_graphs=False), "the option verify is on"
+        self.graph.ready(spec, artifacts, self.report(stats), options, unsaved)
+
+    def _checks(self) -> list[RegionCheck]:
+        if not self.options.verify:
+            return []
+        from torch_max_backend.diagnostics.verify.region_check import ComparedRegion
+
+        return [ComparedRegion(region, k, self.options) for k, region in enumerate(self.plan.regions)]
 
     def report(self, stats: CompileStats) -> GraphReport:
         nodes = sum(n.op == "call_function" for n in self.gm.graph.nodes)

@@ -1,0 +1,164 @@
+"""What a graph's values should be: in torch at their own precision, in float64, and with their rounding changed.
+
+A graph that is run gives the values of all its nodes, by name. Nothing here draws from the generators of the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_map_only
+
+from torch_max_backend.capture.fake_tensors import value_of
+from torch_max_backend.capture.view_ops import BITS
+
+UNITS = 8
+"""Units in the last place by which a result may be wrong however exact eager's is.
+
+Elementary functions are right to a few units (``docs/numerics.md``), and a region may fuse two or three of them."""
+
+MULTIPLE = 8
+"""How many times eager's own error a result's may be: what ``docs/numerics.md`` calls a right run."""
+
+RUNS, SEED = 8, 20_250_101
+"""How often a graph is run with its rounding changed, and from which seed."""
+
+Values = dict[str, Any]
+
+
+def values_in_torch(gm: fx.GraphModule, inputs: Sequence[Any]) -> Values:
+    """The value of every node, as torch computes it."""
+    return _run(gm, inputs, lambda node, args, kwargs: node.target(*args, **kwargs))
+
+
+def values_in_float64(gm: fx.GraphModule, inputs: Sequence[Any]) -> Values:
+    """The value of every node with all floating-point numbers in float64, which rounds nothing that matters."""
+    return _run(gm, tree_map_only(torch.Tensor, _wide, list(inputs)), _in_float64)
+
+
+def spreads(gm: fx.GraphModule, inputs: Sequence[Any], eager: Values) -> Values:
+    """How far each element of each node's value moves, in float64, where every op rounds otherwise.
+
+    Elements that an op computes without rounding stay as they are: only what is computed moves, and what depends on it.
+    So a comparison of inputs has a spread of zero, and one of a long sum with its own average may have one.
+    """
+    found: Values = {}
+    for run in range(RUNS):
+        nudge = _Nudge(SEED + run)
+        for name, value in _run(gm, inputs, nudge).items():
+            if isinstance(value, torch.Tensor):
+                moved = _distance(value, eager[name])
+                found[name] = torch.maximum(found[name], moved) if name in found else moved
+    return found
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """How far apart elements are; infinite where one of them is no number."""
+    apart = (a.double() - b.double()).abs()
+    same = (a == b) | (a.isnan() & b.isnan())
+    return torch.where(same, torch.zeros_like(apart), apart.nan_to_num(nan=torch.inf))
+
+
+def unit(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A unit in the last place of float64 ``values`` if they were of ``dtype``; at most twice that, and never zero."""
+    info = torch.finfo(dtype)
+    return values.abs().nan_to_num(posinf=0.0) * info.eps + info.smallest_normal * info.eps
+
+
+# -- running a graph -----------------------------------------------------------------------------------------------
+Runs = Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _run(gm: fx.GraphModule, inputs: Sequence[Any], run: Runs) -> Values:
+    env: dict[fx.Node, Any] = dict(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    with torch.no_grad():
+        for node in [n for n in gm.graph.nodes if n.op == "call_function"]:
+            args, kwargs = (fx.node.map_arg(a, env.__getitem__) for a in (node.args, node.kwargs))
+            env[node] = run(node, args, kwargs)
+    return {node.name: value for node, value in env.items()}
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
+def _is_floating(dtype: Any) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
+
+
+def _in_float64(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """A node's value from float64 operands: by the op in float64, or as it is where the op has no such form."""
+    if node.target not in BITS:
+        wide = tree_map_only(torch.dtype, lambda d: torch.float64 if _is_floating(d) else d, (args, kwargs))
+        with contextlib.suppress(RuntimeError):  # torch's word for a dtype that an op does not take
+            return tree_map_only(torch.Tensor, _wide, node.target(*wide[0], **wide[1]))
+    own_args, own_kwargs = (_as_traced(a, given) for a, given in ((node.args, args), (node.kwargs, kwargs)))
+    return tree_map_only(torch.Tensor, _wide, node.target(*own_args, **own_kwargs))
+
+
+def _as_traced(arg: Any, given: Any) -> Any:
+    """Values in the dtypes that nodes have, where ``given`` has them in float64."""
+    if isinstance(arg, fx.Node):
+        traced = value_of(arg)
+        is_one = isinstance(given, torch.Tensor) and isinstance(traced, torch.Tensor)
+        return given.to(traced.dtype) if is_one else given  # type: ignore[attr-defined]
+    if isinstance(arg, dict):
+        return {k: _as_traced(v, given[k]) for k, v in arg.items()}
+    if isinstance(arg, list | tuple):
+        return type(given)(map(_as_traced, arg, given))
+    return given
+
+
+class _Nudge:
+    """Runs a node, and moves the elements of its result that were rounded."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.generators: dict[torch.device, torch.Generator] = {}
+
+    def __call__(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        result = node.target(*args, **kwargs)
+        if not isinstance(result, torch.Tensor | tuple | list) or getattr(node.target, "is_view", False):
+            return result
+        if not any(_is_floating(x.dtype) for x in _tensors(result)):
+            return result
+        low, high = self._at_two_precisions(node, args, kwargs)
+        moved = iter([self._moved(node, x, a, b) for x, a, b in zip(*map(_tensors, (result, low, high)), strict=True)])
+        return tree_map_only(torch.Tensor, lambda _: next(moved), result)
+
+    def _at_two_precisions(self, node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """What the op gives at its own precision and in float64; one of float64 instead in float32 and in float64."""
+        if all(x.dtype is not torch.float64 for x in _tensors((args, kwargs, value_of(node)))):
+            wide_args, wide_kwargs = tree_map_only(torch.Tensor, _wide, (args, kwargs))
+            return node.target(*args, **kwargs), _in_float64(node, wide_args, wide_kwargs)
+        narrow = tree_map_only(torch.Tensor, lambda x: x.float() if _is_floating(x.dtype) else x, (args, kwargs))
+        dtypes = tree_map_only(torch.dtype, lambda d: torch.float32 if _is_floating(d) else d, narrow)
+        wide_args, wide_kwargs = tree_map_only(torch.Tensor, _wide, narrow)
+        return node.target(*dtypes[0], **dtypes[1]), _in_float64(node, wide_args, wide_kwargs)
+
+    def _moved(self, node: fx.Node, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        if not _is_floating(x.dtype):
+            return x
+        error = low.double() - high.double()
+        reach = unit(x.double(), x.dtype) * (UNITS / 2)
+        if torch.Tag.pointwise not in getattr(node.target, "tags", ()):  # a sum, whose terms may cancel
+            finite = torch.where(error.isfinite(), error.abs(), torch.zeros_like(error))
+            scale = torch.finfo(x.dtype).eps / torch.finfo(low.dtype).eps
+            reach = reach + finite.max() * scale * (MULTIPLE / 2) if finite.numel() else reach
+        moved = (x.double() + reach * self._random(x)).to(x.dtype)
+        return torch.where((error != 0) & x.isfinite(), moved, x)
+
+    def _random(self, x: torch.Tensor) -> torch.Tensor:
+        """Numbers between -1 and 1, one for each element."""
+        if x.device not in self.generators:
+            self.generators[x.device] = torch.Generator(x.device).manual_seed(self.seed)
+        generator = self.generators[x.device]
+        return torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator) * 2 - 1
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [x for x in torch.utils._pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
