@@ -70,6 +70,10 @@ class ExecutionError(MaxBackendError, RuntimeError):
     """A compiled region raised while it ran: a zero divisor of integers, or a failure of the engine."""
 
 
+class CoverageError(MaxBackendError, RuntimeError):
+    """A function cannot be looked at without being run, or what should give a model gives something else."""
+
+
 class VerifyError(MaxBackendError, RuntimeError):
     """With ``verify``, a region's result differs from torch's by more than rounding.
 

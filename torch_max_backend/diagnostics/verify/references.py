@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
 from torch_max_backend.capture.fake_tensors import value_of
@@ -114,50 +115,68 @@ def _as_traced(arg: Any, given: Any) -> Any:
 
 
 class _Nudge:
-    """Runs a node, and moves the elements of its result that were rounded."""
+    """Runs a node, and moves the elements of its result that were rounded.
+
+    What is rounded is found by running the op in float64 too. A reduction gets operands that are moved as well, as a
+    sum whose terms cancel is right if it is that of terms which differ in the last place.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.generators: dict[torch.device, torch.Generator] = {}
 
     def __call__(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        result = node.target(*args, **kwargs)
-        if not isinstance(result, torch.Tensor | tuple | list) or getattr(node.target, "is_view", False):
+        result, given = node.target(*args, **kwargs), (args, kwargs)
+        floating = [x for x in _tensors(result) if _is_floating(x.dtype)]
+        if not floating or not isinstance(node.target, OpOverload) or node.target.is_view:
             return result
-        if not any(_is_floating(x.dtype) for x in _tensors(result)):
-            return result
-        low, high = self._at_two_precisions(node, args, kwargs)
-        moved = iter([self._moved(node, x, a, b) for x, a, b in zip(*map(_tensors, (result, low, high)), strict=True)])
-        return tree_map_only(torch.Tensor, lambda _: next(moved), result)
+        pointwise = torch.Tag.pointwise in node.target.tags
+        has_float64 = any(x.dtype is torch.float64 for x in _tensors((given, result)))
+        tried = _narrow(given) if has_float64 else given  # rounding to float64 shows in nothing, to float32 it does
+        if not pointwise:
+            given, tried = self._operands(given), self._operands(tried)
+        own = result if pointwise else node.target(*given[0], **given[1])
+        low = node.target(*tried[0], **tried[1]) if has_float64 or pointwise else own
+        high = _in_float64(node, *tree_map_only(torch.Tensor, _wide, tried))
+        moved = [
+            self._moved(x, new, a.double() - b.double(), torch.finfo(a.dtype).eps, pointwise)
+            if _is_floating(x.dtype)
+            else x
+            for x, new, a, b in zip(*map(_tensors, (result, own, low, high)), strict=True)
+        ]
+        left = iter(moved)
+        return tree_map_only(torch.Tensor, lambda _: next(left), result)
 
-    def _at_two_precisions(self, node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """What the op gives at its own precision and in float64; one of float64 instead in float32 and in float64."""
-        if all(x.dtype is not torch.float64 for x in _tensors((args, kwargs, value_of(node)))):
-            wide_args, wide_kwargs = tree_map_only(torch.Tensor, _wide, (args, kwargs))
-            return node.target(*args, **kwargs), _in_float64(node, wide_args, wide_kwargs)
-        narrow = tree_map_only(torch.Tensor, lambda x: x.float() if _is_floating(x.dtype) else x, (args, kwargs))
-        dtypes = tree_map_only(torch.dtype, lambda d: torch.float32 if _is_floating(d) else d, narrow)
-        wide_args, wide_kwargs = tree_map_only(torch.Tensor, _wide, narrow)
-        return node.target(*dtypes[0], **dtypes[1]), _in_float64(node, wide_args, wide_kwargs)
+    def _operands(self, given: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda x: self._noisy(x) if _is_floating(x.dtype) else x, given)
 
-    def _moved(self, node: fx.Node, x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        if not _is_floating(x.dtype):
-            return x
-        error = low.double() - high.double()
-        reach = unit(x.double(), x.dtype) * (UNITS / 2)
-        if torch.Tag.pointwise not in getattr(node.target, "tags", ()):  # a sum, whose terms may cancel
-            finite = torch.where(error.isfinite(), error.abs(), torch.zeros_like(error))
-            scale = torch.finfo(x.dtype).eps / torch.finfo(low.dtype).eps
-            reach = reach + finite.max() * scale * (MULTIPLE / 2) if finite.numel() else reach
-        moved = (x.double() + reach * self._random(x)).to(x.dtype)
-        return torch.where((error != 0) & x.isfinite(), moved, x)
+    def _moved(
+        self, x: torch.Tensor, new: torch.Tensor, error: torch.Tensor, eps: float, pointwise: bool
+    ) -> torch.Tensor:
+        """``x`` where ``error`` is zero, else ``new``, by some units more or less.
 
-    def _random(self, x: torch.Tensor) -> torch.Tensor:
-        """Numbers between -1 and 1, one for each element."""
+        Args:
+            error: What the op was wrong by, at a precision of ``eps``.
+        """
+        extra = torch.zeros((), dtype=torch.float64, device=x.device)
+        if not pointwise and error.numel():
+            worst = torch.where(error.isfinite(), error.abs(), torch.zeros_like(error)).max()
+            extra = worst * (torch.finfo(x.dtype).eps / eps) * (MULTIPLE / 2)
+        return torch.where((error != 0) & x.isfinite(), self._noisy(new, extra), x)
+
+    def _noisy(self, x: torch.Tensor, extra: torch.Tensor | float = 0.0) -> torch.Tensor:
+        """``x`` with each element moved by up to half of ``UNITS``, and by ``extra``."""
         if x.device not in self.generators:
             self.generators[x.device] = torch.Generator(x.device).manual_seed(self.seed)
-        generator = self.generators[x.device]
-        return torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator) * 2 - 1
+        random = torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=self.generators[x.device]) * 2 - 1
+        reach = unit(x.double(), x.dtype) * (UNITS / 2) + extra
+        return torch.where(x.isfinite(), x.double() + reach * random, x.double()).to(x.dtype)
+
+
+def _narrow(given: Any) -> Any:
+    """Operands of float64 in float32, and dtypes too."""
+    given = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype is torch.float64 else x, given)
+    return tree_map_only(torch.dtype, lambda d: torch.float32 if d is torch.float64 else d, given)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

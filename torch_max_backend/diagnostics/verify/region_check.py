@@ -118,7 +118,7 @@ class ComparedRegion:
         return f"{smallest.node.target}{place} is wrong {alone}: {smallest.difference}"
 
     def _code_options(self) -> dict[str, Any]:
-        """The options of the call that change what a region becomes. Nothing is left to torch, or taken from a cache."""
+        """The options of the call that change what a region becomes. Nothing is left to torch, nor cached."""
         own, others = dataclasses.asdict(self.options), [dataclasses.asdict(o) for o in (Options(), resolve())]
         changed = {k: own[k] for k in _SAME_CODE if any(own[k] != other[k] for other in others)}
         return {"fallback": "error", "verify": False, "cache": False, **changed}

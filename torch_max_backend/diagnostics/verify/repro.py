@@ -33,7 +33,6 @@ import sys
 import torch
 {imports}
 
-
 class Region(torch.nn.Module):
 {code}
 
@@ -50,7 +49,8 @@ if __name__ == "__main__":
     with torch.no_grad():
         expected = region(*given)
         options = {options}
-        results = torch.compile(region, backend="max_backend", fullgraph=True, dynamic={dynamic}, options=options)(*given)
+        compiled = torch.compile(region, backend="max_backend", fullgraph=True, dynamic={dynamic}, options=options)
+        results = compiled(*given)
     for ours, right, (absolute, relative) in zip(results, expected, TOLERANCES):
         try:
             torch.testing.assert_close(ours, right, atol=absolute, rtol=relative, equal_nan=True)
@@ -104,7 +104,7 @@ def _imports(known: dict[str, Any], text: str) -> str:
     lines = ["from math import inf, nan"] if used & {"inf", "nan"} else []
     lines += ["from pathlib import Path"] if "Path" in used else []
     others = {k: v for k, v in names.items() if k in used - {"torch", "inf", "nan"}}
-    return "\n".join([*lines, _format_import_block(others, sys_importer).strip()]).strip()
+    return "".join(f"{line}\n" for line in (*lines, _format_import_block(others, sys_importer).strip()) if line)
 
 
 def _tolerances(wrong: Wrong) -> list[tuple[float, float]]:
