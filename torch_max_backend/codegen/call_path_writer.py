@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import sympy
 import torch
@@ -60,6 +60,7 @@ def call_spec(
     return _Writer(gm, plan, static, options, programs, checks).write()
 
 
+@runtime_checkable
 class RegionCheck(Protocol):
     """What a call path calls before and after a region; ``numbers`` are what it wants to know of sizes."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import nn
 from torch._subclasses.fake_tensor import (
@@ -94,7 +95,7 @@ class Coverage:
         order = list(RUNNERS)
         for (kind, op, runner, detail), nodes in sorted(self._groups(), key=lambda g: -order.index(g[0][2])):
             where = next((n.where for n in nodes if n.where), "")
-            told = "; ".join(text for text in (detail, where) if text)
+            told = escape("; ".join(text for text in (detail, where) if text))
             ops.add_row(kind, op, RUNNERS[runner], str(len(nodes)), _size(sum(n.bytes for n in nodes)), told)
         return summary, ops
 

@@ -139,7 +139,7 @@ class _Nudge:
         low = node.target(*tried[0], **tried[1]) if has_float64 or pointwise else own
         high = _in_float64(node, *tree_map_only(torch.Tensor, _wide, tried))
         moved = [
-            self._moved(x, new, a.double() - b.double(), torch.finfo(a.dtype).eps, pointwise)
+            self._moved(x, new, a.double() - b.double(), torch.finfo(a.dtype).eps, has_float64 or not pointwise)
             if _is_floating(x.dtype)
             else x
             for x, new, a, b in zip(*map(_tensors, (result, own, low, high)), strict=True)
@@ -151,15 +151,17 @@ class _Nudge:
         return tree_map_only(torch.Tensor, lambda x: self._noisy(x) if _is_floating(x.dtype) else x, given)
 
     def _moved(
-        self, x: torch.Tensor, new: torch.Tensor, error: torch.Tensor, eps: float, pointwise: bool
+        self, x: torch.Tensor, new: torch.Tensor, error: torch.Tensor, eps: float, cancels: bool
     ) -> torch.Tensor:
         """``x`` where ``error`` is zero, else ``new``, by some units more or less.
 
         Args:
             error: What the op was wrong by, at a precision of ``eps``.
+            cancels: Whether it may be wrong by that much anywhere, at the precision of ``x``: terms of a sum cancel,
+                and float64 says nothing of errors of float64.
         """
         extra = torch.zeros((), dtype=torch.float64, device=x.device)
-        if not pointwise and error.numel():
+        if cancels and error.numel():
             worst = torch.where(error.isfinite(), error.abs(), torch.zeros_like(error)).max()
             extra = worst * (torch.finfo(x.dtype).eps / eps) * (MULTIPLE / 2)
         return torch.where((error != 0) & x.isfinite(), self._noisy(new, extra), x)
