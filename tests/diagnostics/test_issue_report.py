@@ -18,6 +18,9 @@ import torch
 
 def make():
     return torch.nn.Linear(4, 2), (torch.full((1, 4), 0.123),)
+
+def broken():
+    raise RuntimeError("not today")
 """
 
 
@@ -54,6 +57,12 @@ def test_a_model_with_its_coverage_and_graph(tmp_path: Path, model: str) -> None
     text = report(tmp_path / "report.md", model)
     assert "torch.ops.aten.addmm.default" in text and "## Data" not in text
     assert "0.123" not in text.replace("torch.full((1, 4), 0.123)", "")
+
+
+@pytest.mark.any_runner("errors")
+def test_what_raises_is_reported(tmp_path: Path, model: str) -> None:
+    text = report(tmp_path / "report.md", model.replace(":make", ":broken"))
+    assert "RuntimeError: not today" in text and "## Versions" in text
 
 
 @pytest.mark.any_runner("data")

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import platform
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,13 @@ def write_report(
         make: Gives a model and its arguments, as for ``coverage_of``; it is run once more for the data.
         with_data: Whether the model's weights and its arguments go into the report: what ``torch.save`` writes, in
             base64.
-
-    Raises:
-        CoverageError: See ``coverage_of``.
     """
-    found = None if make is None else coverage_of(make, device, training)
+    found: Coverage | str | None = None
+    if make is not None:
+        try:
+            found = coverage_of(make, device, training)
+        except Exception:  # that it cannot be told may be what is reported
+            found = traceback.format_exc()
     data = _data(make) if make is not None and with_data else ""
     text = _json(facts(), found, data) if path.suffix == ".json" else _markdown(facts(), found, data)
     path.write_text(text, encoding="utf-8")
@@ -74,9 +77,11 @@ def _data(make: Callable[..., Any]) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _json(told: dict[str, dict[str, str]], found: Coverage | None, data: str) -> str:
+def _json(told: dict[str, dict[str, str]], found: Coverage | str | None, data: str) -> str:
     content: dict[str, Any] = dict(told)
-    if found is not None:
+    if isinstance(found, str):
+        content["coverage"] = found
+    elif found is not None:
         content["coverage"] = found.as_dict()
         content["code"] = [{"kind": g.kind, "code": g.code} for g in found.graphs]
     if data:
@@ -84,14 +89,14 @@ def _json(told: dict[str, dict[str, str]], found: Coverage | None, data: str) ->
     return json.dumps(content, indent=1) + "\n"
 
 
-def _markdown(told: dict[str, dict[str, str]], found: Coverage | None, data: str) -> str:
+def _markdown(told: dict[str, dict[str, str]], found: Coverage | str | None, data: str) -> str:
     lines = ["# Report of torch-max-backend"]
     for section, values in told.items():
         lines += ["", f"## {section.capitalize()}", "", "| name | value |", "|---|---|"]
         lines += [f"| {name} | `{value}` |" for name, value in values.items()]
     if found is not None:
         lines += ["", "## Coverage", "", "```text", str(found), "```"]
-        for graph in found.graphs:
+        for graph in () if isinstance(found, str) else found.graphs:
             lines += ["", f"## Graph: {graph.kind}", "", "```python", graph.code.strip(), "```"]
     if data:
         lines += ["", "## Data", "", "`torch.load(io.BytesIO(base64.b64decode(...)))`", "", "```text", data, "```"]

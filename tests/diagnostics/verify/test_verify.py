@@ -56,31 +56,26 @@ def run(path: Path, *how: str, **environment: str) -> subprocess.CompletedProces
 
 
 # -- a wrong rule --------------------------------------------------------------------------------------------------
-def test_the_first_wrong_op_is_named(verified: Verified, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    inject(monkeypatch)
-    error = fails(verified(network), torch.randn(8, 16), torch.randn(16, 32))
-    assert isinstance(error, MaxBackendError)
-    assert error.op == "aten.tanh.default"
-    assert "in network: z = torch.tanh(y + 1)" in error.where
-    assert error.repro is not None and error.repro.parent == tmp_path / "repros"
-    first, region, last = str(error).splitlines()
-    assert first.startswith("aten.tanh.default (at ") and "is wrong by itself: 256 of 256 elements are wrong" in first
-    assert "region 0 of" in region and "torch's largest is" in region
-    assert last.strip() == f"python {error.repro} shows it"
-    text = error.repro.read_text()
-    assert "torch.ops.aten.tanh.default(x0)" in text and "torch.randn((8, 32), generator=drawn)" in text
-    assert "max_backend_repros" not in os.listdir()
-
-
-def test_the_file_fails_as_long_as_the_rule_is_wrong(verified: Verified) -> None:
+def test_the_first_wrong_op_is_named(verified: Verified, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         inject(patch)
         error = fails(verified(network), torch.randn(8, 16), torch.randn(16, 32))
-        assert error.repro is not None
+        assert isinstance(error, MaxBackendError)
+        assert error.op == "aten.tanh.default"
+        assert "in network: z = torch.tanh(y + 1)" in error.where
+        assert error.repro is not None and error.repro.parent == tmp_path / "repros"
+        first, region, last = str(error).splitlines()
+        assert first.startswith("aten.tanh.default (at ")
+        assert "is wrong by itself: 256 of 256 elements are wrong" in first
+        assert "region 0 of" in region and "torch's largest is" in region
+        assert last.strip() == f"python {error.repro} shows it"
+        text = error.repro.read_text()
+        assert "torch.ops.aten.tanh.default(x0)" in text and "torch.randn((1, 1), generator=drawn)" in text
+        assert "max_backend_repros" not in os.listdir()
         with pytest.raises(SystemExit, match="max_backend is wrong"):
             runpy.run_path(str(error.repro), run_name="__main__")
     torch._dynamo.reset()
-    runpy.run_path(str(error.repro), run_name="__main__")
+    runpy.run_path(str(error.repro), run_name="__main__")  # the rule is right again
 
 
 @pytest.mark.full
@@ -113,9 +108,9 @@ def test_inputs_that_show_more_than_random_ones_are_kept(verified: Verified, mon
 
     inject(monkeypatch, wrong_above_100)
     few = fails(verified(lambda x: x.tanh() + 1), torch.tensor([0.0, 200.0, float("nan")]))
-    assert few.repro is not None and "torch.tensor([0.0, 200.0, nan], dtype=torch.float32)" in few.repro.read_text()
+    assert few.repro is not None and "torch.tensor([200.0], dtype=torch.float32)" in few.repro.read_text()
     torch._dynamo.reset()
-    many = fails(verified(lambda x: x.tanh() + 1), torch.linspace(0, 200, 100))
+    many = fails(verified(lambda x: x.tanh() + 1, dynamic=True), torch.linspace(0, 200, 100))
     assert many.repro is not None
     (saved,) = torch.load(many.repro.with_suffix(".pt"))
     assert torch.equal(saved, torch.linspace(0, 200, 100))
@@ -154,6 +149,20 @@ def test_a_wrong_op_of_symbolic_sizes(verified: Verified, monkeypatch: pytest.Mo
     assert error.repro is not None and "dynamic=True" in error.repro.read_text()
 
 
+def test_what_torch_raises_for_is_wrong(verified: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_max_backend.diagnostics.verify import region_check
+
+    class Raises:
+        def __init__(self, *args: Any) -> None:
+            raise IndexError("index out of range in self")
+
+    compiled = verified(lambda x: x.tanh())
+    compiled(torch.randn(4))
+    monkeypatch.setattr(region_check, "References", Raises)
+    with pytest.raises(VerifyError, match="torch raises IndexError for the inputs of region 0, which returned: index"):
+        compiled(torch.randn(4))
+
+
 def test_a_search_that_fails_hides_nothing(verified: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_max_backend.diagnostics.verify import region_check
 
@@ -178,13 +187,10 @@ def test_what_is_wrong_in_its_region_alone_is_said_to_be(verified: Verified, mon
 
 # -- what is right -------------------------------------------------------------------------------------------------
 def test_a_training_step(verified: Verified) -> None:
-    net = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(5)
-    )
-    net(torch.randn(2, 3, 8, 8))
+    net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 5))
     step = verified(lambda x, y: nn.functional.cross_entropy(net(x), y))
     for _ in range(2):
-        step(torch.randn(2, 3, 8, 8), torch.tensor([1, 4])).backward()
+        step(torch.randn(4, 8), torch.tensor([1, 4, 0, 2])).backward()
     assert sum(len(r.programs) for r in reports()[-2:]) >= 2
 
 
@@ -219,7 +225,7 @@ def test_low_precision_nan_and_masks(verified: Verified) -> None:
         masked = (x @ w).masked_fill(mask, torch.finfo(x.dtype).min)
         return masked, masked.softmax(-1), x.log(), x.var(-1)
 
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+    for dtype in (torch.bfloat16, torch.float64):
         x, w = torch.randn(8, 16, dtype=dtype), torch.randn(16, 16, dtype=dtype)
         x[0, 0], x[1] = float("inf"), 0.3
         verified(function)(x, w, torch.eye(8, 16) > 0)

@@ -77,7 +77,13 @@ class ComparedRegion:
         raise self._error(given, node, difference, list(wrong))
 
     def _wrong(self, given: Sequence[Any], ours: Sequence[torch.Tensor]) -> dict[fx.Node, Difference | str]:
-        references = References(self.gm, given)
+        try:
+            references = References(self.gm, given)
+        except Exception as error:  # whatever torch raises for these inputs, the region should have raised too
+            told = (
+                f"torch raises {type(error).__name__} for the inputs of region {self.number}, which returned: {error}"
+            )
+            raise VerifyError(told) from error
         found: dict[fx.Node, Difference | str] = {}
         for node, x in zip(results_of(self.gm), ours, strict=True):
             right = references.eager[node.name]

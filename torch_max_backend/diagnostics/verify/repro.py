@@ -16,6 +16,7 @@ from torch.package import sys_importer
 from torch_max_backend.base.digests import digest
 from torch_max_backend.diagnostics.verify.judgement import Difference
 from torch_max_backend.diagnostics.verify.references import MULTIPLE, UNITS
+from torch_max_backend.diagnostics.verify.shrink import shrunk
 from torch_max_backend.diagnostics.verify.smallest import Compiled, Wrong, results_of, wrong_results
 
 EMBEDDED = 64
@@ -66,10 +67,10 @@ def write_repro(folder: Path, wrong: Wrong, compiled: Compiled, story: str) -> P
     Returns:
         The file's path.
     """
+    wrong = shrunk(wrong, compiled)
     inputs = list(wrong.inputs)
     lines, saved = _drawn(inputs), False
-    drawn = _evaluated(lines)
-    found = wrong_results(wrong.gm, drawn, compiled)
+    found = wrong_results(wrong.gm, _evaluated(lines), compiled)
     same = [w for w in found if w.result == wrong.result]
     if same:
         wrong = same[0]
