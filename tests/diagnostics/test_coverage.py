@@ -99,6 +99,7 @@ def test_all_native_is_status_0(models: str) -> None:
 def test_islands_are_status_1_with_reason_and_line(models: str) -> None:
     status, told = command(f"{models}:with_islands")
     assert status == 1
+    assert "generated kernels" in told
     assert "MAX has no Fourier transform" in told
     assert "torch.fft.fft(x[0].sin()" in told.replace("\n", "")  # brackets are no markup
 
@@ -198,7 +199,7 @@ def test_it_says_what_a_compiled_graph_does(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.warns(UserWarning, match="torch runs"):
         torch.compile(function, backend="max_backend")(x, w)
     report = reports()[-1]
-    assert sum(report.library_calls.values()) == sum(n.runner == "library" for n in found.nodes)
+    assert sum(report.library_calls.values()) == sum(n.runner == "library" for n in found.nodes) > 0
     assert sum(report.island_ops.values()) == len(found.islands)
     assert report.nodes == sum(1 for n in found.nodes) + 1  # and the getitem of the sort
 
@@ -234,9 +235,9 @@ def test_graph_breaks_are_several_graphs() -> None:
         torch._dynamo.graph_break()
         return x.cos()
 
-    assert [[n.op for n in g.nodes] for g in coverage(function, torch.randn(3)).graphs] == [
-        ["aten.sin.default"],
-        ["aten.cos.default"],
+    assert [[(n.op, n.runner) for n in g.nodes] for g in coverage(function, torch.randn(3)).graphs] == [
+        [("aten.sin.default", "loop")],
+        [("aten.cos.default", "loop")],
     ]
 
 

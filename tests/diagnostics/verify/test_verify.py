@@ -206,6 +206,7 @@ def test_writes_views_and_aliases(verified: Verified) -> None:
         x, own = torch.ones(4, 6), torch.ones(4, 6)
         torch.testing.assert_close(compiled(x, y), function(own, y))
         torch.testing.assert_close(x, own)
+    assert reports()[-1].programs
 
 
 def test_symbolic_sizes_and_decisions(verified: Verified) -> None:
@@ -217,7 +218,8 @@ def test_symbolic_sizes_and_decisions(verified: Verified) -> None:
 
     compiled = verified(function, dynamic=True)
     for size in (3, 7, 64):
-        torch.testing.assert_close(compiled(torch.randn(size, 9)), function(torch.randn(size, 9)), rtol=1e9, atol=1e9)
+        compiled(torch.randn(size, 9))
+    assert reports()[-1].programs
 
 
 def test_low_precision_nan_and_masks(verified: Verified) -> None:
@@ -229,6 +231,7 @@ def test_low_precision_nan_and_masks(verified: Verified) -> None:
         x, w = torch.randn(8, 16, dtype=dtype), torch.randn(16, 16, dtype=dtype)
         x[0, 0], x[1] = float("inf"), 0.3
         verified(function)(x, w, torch.eye(8, 16) > 0)
+        assert reports()[-1].programs
 
 
 def test_threads(verified: Verified) -> None:
@@ -248,7 +251,7 @@ def test_threads(verified: Verified) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failed
+    assert not failed and reports()[-1].programs
 
 
 def test_random_numbers_are_drawn_as_without(verified: Verified) -> None:
@@ -259,6 +262,7 @@ def test_random_numbers_are_drawn_as_without(verified: Verified) -> None:
     right = function(torch.ones(64))
     torch.manual_seed(3)
     torch.testing.assert_close(verified(function)(torch.ones(64)), right)
+    assert reports()[-1].programs
 
 
 @pytest.mark.full
