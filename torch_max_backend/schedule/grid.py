@@ -219,7 +219,7 @@ def _scans(n: Nest, scanned: list[Statement]) -> GridNest:
     (stage,) = n.stages
     (v,) = stage.inner
     outer = max(1, cost.count(n.outer))
-    if cost.count([v]) <= SHORT:
+    if cost.count([v]) < WARP:
         return GridNest(n.outer, n.stages, rows=BLOCK if outer >= BUSY else 128)
     _, fast = _best(n.outer, n.stages, n.outer)
     if fast is not None and not any(s.address is not None and distance(s.address, v) == 1 for s in scanned):
