@@ -66,6 +66,10 @@ class SavedFunctionError(MaxBackendError, ValueError):
     """A function compiled ahead of time cannot be saved, or its file is damaged or made for another machine."""
 
 
+class PatchError(MaxBackendError, ValueError):
+    """A model cannot be patched as asked, or a patch cannot be taken back. Nothing has been changed."""
+
+
 class ExecutionError(MaxBackendError, RuntimeError):
     """A compiled region raised while it ran: a zero divisor of integers, or a failure of the engine."""
 
