@@ -112,7 +112,7 @@ class Handle:
             more = f"; and {len(told) - 3} more" if len(told) > 3 else ""
             raise PatchError(
                 f"Handle.undo: {'; '.join(told[:3])}{more}. Nothing was undone. Put it back as it was while the "
-                "patch was applied, or call torch_max_backend.patching.unpatch(model), which takes off all that it finds"
+                "patch was applied, or call torch_max_backend.patching.unpatch(model), which takes off all it finds"
             )
         for patched in self._patched:
             patched.module.__class__ = patched.class_without()

@@ -26,8 +26,8 @@ class Applied:
     rewritten: Rewritten | None = None
 
     @property
-    def runs(self) -> Any:
-        """The function or property that is the class's attribute."""
+    def runs(self) -> Callable[..., Any]:
+        """The function that runs instead, with the module as its first argument."""
         return self.rule.replacement if self.rewritten is None else self.rewritten.function
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Applied:
@@ -63,13 +63,18 @@ def _patched(base: type, patch: Applied) -> type:
         "__doc__": base.__doc__,
         "__reduce_ex__": _reduce,
         "_patch": patch,
-        attribute: patch.runs if isinstance(patch.runs, property) else _method(patch.runs, getattr(base, attribute)),
+        attribute: _instead_of(getattr(base, attribute), patch.runs),
     }
     return type(base)(base.__name__, (base,), names)
 
 
-def _method(runs: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
-    """``runs`` as a method: it takes the keywords of ``before``, which is called where ``runs`` has no form."""
+def _instead_of(before: Any, runs: Callable[..., Any]) -> Any:
+    """``runs`` as a method or property in place of ``before``.
+
+    The method takes the keywords of ``before``, which is called where ``runs`` has no form.
+    """
+    if isinstance(before, property):
+        return property(runs, before.fset, before.fdel, before.__doc__)
     ours = dict(zip(_parameters(before), _parameters(runs)))
 
     @functools.wraps(before, updated=())

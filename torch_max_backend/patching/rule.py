@@ -24,7 +24,7 @@ class Rule:
         name: What the handle calls it; unique among the rules of a model.
         replacement: A function ``(module, *inputs)`` with the outputs of the module's ``forward``. It may return
             ``NotImplemented`` for inputs that it has no form for: then the module's own code runs. With ``pattern``: a
-            function of the pattern's parameters. For an ``attribute`` that is a property: a property.
+            function of the pattern's parameters. For an ``attribute`` that is a property: what gets it.
         after: What runs instead, for the handle's table.
         types: Classes, or their qualified names (``transformers.models.*RMSNorm``): shell patterns, or compiled
             regular expressions, which must match the whole name. A subclass is selected too.
@@ -42,7 +42,7 @@ class Rule:
     """
 
     name: str
-    replacement: Callable[..., Any] | property
+    replacement: Callable[..., Any]
     after: str
     types: tuple[TypeSelector, ...] = ()
     names: tuple[NameSelector, ...] = ()

@@ -60,19 +60,19 @@ def _activation(replacement: Callable[..., Any], after: str, *types: str) -> Rul
     return Rule(replacement.__name__, replacement, after, types=types, fits=_is_out_of_place, sample=_values)
 
 
-def _tanh_gelu_of(x: torch.Tensor) -> torch.Tensor:
+def _tanh_gelu_of(x: Any) -> Any:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
-def _erf_gelu_of(x: torch.Tensor) -> torch.Tensor:
+def _erf_gelu_of(x: Any) -> Any:
     return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
 
 
-def _fused_tanh_gelu(x: torch.Tensor) -> torch.Tensor:
+def _fused_tanh_gelu(x: Any) -> Any:
     return F.gelu(x, approximate="tanh")
 
 
-def _fused_erf_gelu(x: torch.Tensor) -> torch.Tensor:
+def _fused_erf_gelu(x: Any) -> Any:
     return F.gelu(x)
 
 

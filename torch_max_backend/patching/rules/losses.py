@@ -41,12 +41,9 @@ def causal_lm_loss(
     return F.cross_entropy(rows, wanted, ignore_index=ignore_index, reduction="sum") / num_items_in_batch
 
 
-def _get(model: Any) -> Any:
+def _loss_of(model: Any) -> Any:
+    """What is read as ``model.loss_function``; the model's own setter writes ``_loss_function``."""
     return vars(model).get("_loss_function", causal_lm_loss)
-
-
-def _set(model: Any, loss: Any) -> None:
-    model._loss_function = loss
 
 
 def label_smoothing(module: Any, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -95,7 +92,7 @@ def _weighted(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 LOSSES = (
     Rule(
         "causal_lm_loss",
-        property(_get, _set),
+        _loss_of,
         "F.cross_entropy",
         types=("transformers.models.*ForCausalLM", "transformers.models.*LMHeadModel"),
         where=_is_causal_lm,

@@ -62,13 +62,13 @@ def plain(name: str, layers: tuple[str, str], act: str, between: Names = (), aft
     return _rule(name, mlp, layers, (act, *between, *after))
 
 
-def _product(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+# A hint on a container, or on a local variable, would break graphs where beartype is on: it draws what it checks.
+def _product(layer: Any, x: torch.Tensor) -> torch.Tensor:
     """What ``Linear`` and transformers' ``Conv1D`` compute; the latter has its weight transposed."""
-    weight: torch.Tensor = layer.weight
-    return F.linear(x, weight if type(layer) is nn.Linear else weight.t(), layer.bias)
+    return F.linear(x, layer.weight if type(layer) is nn.Linear else layer.weight.t(), layer.bias)
 
 
-def _called(module: nn.Module, names: tuple[str, ...], x: torch.Tensor) -> torch.Tensor:
+def _called(module: nn.Module, names: Any, x: torch.Tensor) -> torch.Tensor:
     for name in names:
         x = getattr(module, name)(x)
     return x
