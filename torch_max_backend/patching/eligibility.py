@@ -50,6 +50,7 @@ def _reasons(rule: Rule, module: nn.Module, recognised: type) -> Iterator[str]:
     cls = original(type(module))
     if isinstance(module, torch.jit.ScriptModule):
         yield "it is a ScriptModule"
+    yield from _of_weights(module)
     for method in ("__deepcopy__", "__reduce__", "__reduce_ex__"):
         if getattr(cls, method, None) is not getattr(object, method, None):
             yield f"it copies or pickles itself in its own way ({method})"
@@ -61,7 +62,6 @@ def _reasons(rule: Rule, module: nn.Module, recognised: type) -> Iterator[str]:
         yield f"its {rule.attribute} is set on the instance"
     if rule.attribute == "forward":
         yield from (f"it has {what}" for hooks, what in HOOKS.items() if getattr(module, hooks))
-    yield from _of_weights(module)
     for path in rule.reads:
         yield from _of_child(module, path)
     told = rule.fits(module) if rule.fits is not None else None

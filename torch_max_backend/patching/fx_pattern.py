@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import inspect
 import linecache
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Rewritten:
     evaluation: str
     names: tuple[tuple[str, Any], ...]
 
-    @functools.cached_property
+    @property
     def function(self) -> Callable[..., Any]:
         """``forward(self, *inputs)``."""
         training, evaluation = (self._compiled(text) for text in (self.training, self.evaluation))
@@ -89,7 +90,8 @@ def rewrite(rule: Rule, module: nn.Module) -> Rewritten | None:
         code = traced.graph.python_code("self")
         texts.append(code.src)
         names |= code.globals
-    kept = {n: Imported(v.__name__) if isinstance(v, types.ModuleType) else v for n, v in names.items()}
+    words = set(re.findall(r"\w+", " ".join(texts)))
+    kept = {n: Imported(v.__name__) if isinstance(v, types.ModuleType) else v for n, v in names.items() if n in words}
     return Rewritten(texts[0], texts[1], tuple(sorted(kept.items(), key=lambda item: item[0])))
 
 

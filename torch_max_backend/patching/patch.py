@@ -19,7 +19,7 @@ from torch_max_backend.patching.rule import Rule, qualified_name
 from torch_max_backend.patching.rules import RULES
 
 
-def patch(model: nn.Module, rules: Iterable[Rule | str] | Rule | str | None = None, *, strict: bool = False) -> Handle:
+def patch(model: Any, rules: Any = None, *, strict: bool = False) -> Handle:
     """Have modules of a model compute the same in a form that compilers fuse well, until the handle is undone.
 
     A patched module stays the same object, with its parameters, hooks and flags; its class becomes a subclass that
@@ -27,9 +27,9 @@ def patch(model: nn.Module, rules: Iterable[Rule | str] | Rule | str | None = No
     modules with this one.
 
     Args:
-        model: Any module that is not scripted.
-        rules: Rules, or names of the package's own; by default all of these. Where several fit a module, the first is
-            applied.
+        model: A ``torch.nn.Module`` that is not scripted.
+        rules: Rules, or names of the package's own, one or several; by default all of the package's. Where several fit
+            a module, the first is applied.
         strict: Whether a rule that selects no module is an error; otherwise the handle lists it.
 
     Returns:

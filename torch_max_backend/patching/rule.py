@@ -6,14 +6,11 @@ import fnmatch
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import nn
 
 from torch_max_backend.base.errors import PatchError
-
-TypeSelector: TypeAlias = str | re.Pattern[str] | type
-NameSelector: TypeAlias = str | re.Pattern[str]
 
 
 @dataclass(frozen=True)
@@ -26,9 +23,9 @@ class Rule:
             ``NotImplemented`` for inputs that it has no form for: then the module's own code runs. With ``pattern``: a
             function of the pattern's parameters. For an ``attribute`` that is a property: what gets it.
         after: What runs instead, for the handle's table.
-        types: Classes, or their qualified names (``transformers.models.*RMSNorm``): shell patterns, or compiled
-            regular expressions, which must match the whole name. A subclass is selected too.
-        names: Paths of modules in the model, in the same two forms.
+        types: One or several classes, or their qualified names (``transformers.models.*RMSNorm``): shell patterns, or
+            compiled regular expressions, which must match the whole name. A subclass is selected too.
+        names: One or several paths of modules in the model, in the same two forms.
         where: Selects by structure.
         pattern: A function that ``torch.fx`` traces: selects modules whose ``forward`` contains its graph.
         attribute: The attribute of the class that is replaced.
@@ -44,8 +41,8 @@ class Rule:
     name: str
     replacement: Callable[..., Any]
     after: str
-    types: tuple[TypeSelector, ...] = ()
-    names: tuple[NameSelector, ...] = ()
+    types: Any = ()
+    names: Any = ()
     where: Callable[[nn.Module], bool] | None = None
     pattern: Callable[..., Any] | None = None
     attribute: str = "forward"
@@ -59,10 +56,13 @@ class Rule:
         if not (self.types or self.names or self.where or self.pattern):
             raise PatchError(f"Rule {self.name!r}: it must select by types, names, where or pattern; none is given")
         for argument, allowed in (("types", (str, re.Pattern, type)), ("names", (str, re.Pattern))):
-            for selector in getattr(self, argument):
+            given = getattr(self, argument)
+            selectors = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+            for selector in selectors:
                 if not isinstance(selector, allowed):
                     wanted = ", ".join(t.__name__ for t in allowed)
                     raise PatchError(f"Rule {self.name!r}: {argument} must hold {wanted}, got {selector!r}")
+            object.__setattr__(self, argument, selectors)
         if self.pattern is not None and self.attribute != "forward":
             raise PatchError(f"Rule {self.name!r}: pattern rewrites forward, but attribute is {self.attribute!r}")
 
@@ -99,13 +99,13 @@ def qualified_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _is_of(cls: type, selector: TypeSelector) -> bool:
+def _is_of(cls: type, selector: str | re.Pattern[str] | type) -> bool:
     if isinstance(selector, type):
         return cls is selector
     return _matches(qualified_name(cls), selector)
 
 
-def _matches(text: str, selector: NameSelector) -> bool:
+def _matches(text: str, selector: str | re.Pattern[str]) -> bool:
     if isinstance(selector, re.Pattern):
         return selector.fullmatch(text) is not None
     return fnmatch.fnmatchcase(text, selector)

@@ -7,7 +7,7 @@ Weights that a model keeps apart are not packed into one product: on a CPU that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import nn
 from torch_max_backend.patching.eligibility import is_plain_linear
 from torch_max_backend.patching.rule import Rule
 
-Names: TypeAlias = tuple[str, ...]
+Names = tuple[str, ...]
 
 
 def gated(name: str, layers: tuple[str, str, str], act: str, between: Names = (), after: Names = ()) -> Rule:
