@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -125,6 +125,6 @@ def _described(module: nn.Module) -> Iterator[Any]:
     yield from ((name, tuple(p.shape)) for name, p in module.named_parameters())
 
 
-def _code(value: Any) -> Callable[..., Any] | type:
-    """The function of an attribute that is one; of others the class."""
+def _code(value: Any) -> Any:
+    """What an attribute runs if it is a function; of others the class."""
     return getattr(value, "__func__", None) or getattr(value, "__code__", None) or type(value)

@@ -87,6 +87,8 @@ def rewrite(rule: Rule, module: nn.Module) -> Rewritten | None:
         traced = fx.GraphModule(module, _trace(module, training))
         if not replace_pattern(traced, rule.pattern, rule.replacement):
             return None
+        for node in traced.graph.nodes:
+            node.type = None  # hints are written in one way or another, and the text is compared
         code = traced.graph.python_code("self")
         texts.append(code.src)
         names |= code.globals

@@ -43,11 +43,6 @@ def hardswish(module: Any, x: torch.Tensor) -> torch.Tensor:
     return F.hardswish(x)
 
 
-def hardsigmoid(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """``relu6(x + 3) / 6``."""
-    return F.hardsigmoid(x)
-
-
 def _is_out_of_place(module: nn.Module) -> str | None:
     return "it writes into its input (inplace=True)" if getattr(module, "inplace", False) else None
 
@@ -104,7 +99,6 @@ ACTIVATIONS = (
     _activation(silu, "F.silu", _OF_TRANSFORMERS + "SiLUActivation", _OF_TIMM + "Swish"),
     _activation(mish, "F.mish", _OF_TRANSFORMERS + "MishActivation", _OF_TIMM + "Mish"),
     _activation(hardswish, "F.hardswish", _OF_TIMM + "HardSwish"),
-    _activation(hardsigmoid, "F.hardsigmoid", _OF_TIMM + "HardSigmoid"),
     _written_out("written_out_gelu_tanh", _tanh_gelu_of, _fused_tanh_gelu, 'F.gelu(approximate="tanh")'),
     _written_out("written_out_gelu", _erf_gelu_of, _fused_erf_gelu, "F.gelu"),
 )
