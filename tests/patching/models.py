@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torch_max_backend.patching import Rule
+
 TRANSFORMERS = "transformers.models.own.modeling_own"
+X = torch.linspace(-2, 2, 48, dtype=torch.float64).view(2, 3, 8).sin() * 3
 
 
 class OwnRMSNorm(nn.Module):
@@ -99,3 +102,24 @@ def assert_near(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
 def patched_paths(model: nn.Module) -> list[str]:
     """Paths of the modules whose class is a patched one."""
     return [path for path, module in model.named_modules() if "_patch" in vars(type(module))]
+
+
+def negated(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A replacement with another meaning, so that one sees where it runs."""
+    return -x
+
+
+NEGATED = Rule("negated", negated, "-x", names="*norm")
+
+
+def state(model: nn.Module) -> dict[str, object]:
+    """All that one can see of a model, by identity."""
+    seen: dict[str, object] = {}
+    for path, module in model.named_modules():
+        seen[path] = (id(module), type(module), module.training, [(k, id(v)) for k, v in vars(module).items()])
+        seen[f"{path}.forward"] = (type(module).forward, module.forward.__func__)
+        for name, value in vars(module).items():
+            if isinstance(value, dict):
+                seen[f"{path}.{name}"] = [(k, id(v)) for k, v in value.items()]
+    seen["state"] = [(k, id(v)) for k, v in model.state_dict(keep_vars=True).items()]
+    return seen

@@ -96,6 +96,31 @@ def test_compiled(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
+def test_the_backend_fuses_what_is_written_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")
+    model, counted = LLAMA.make(), []
+
+    def count() -> None:
+        torch._dynamo.reset()
+        before = len(reports())
+        compiled: Any = torch.compile(model, backend="max_backend", fullgraph=True, options={"fallback": "error"})
+        LLAMA.results(compiled, torch.float32)
+        programs = [program for report in reports()[before:] for program in report.programs]
+        counted.append([[p.launches, len(p.library_calls), p.bytes_moved] for p in programs])
+
+    count()
+    with patch(model):
+        count()
+    for own, patched in zip(*counted, strict=True):
+        assert own[1] == patched[1]
+        # cosines of half the angles are kept, and PyTorch's gradient of an RMS norm is written in another way
+        assert own[0] == pytest.approx(patched[0], rel=0.05)
+        assert own[2] == pytest.approx(patched[2], rel=0.05)
+    assert len(counted[0]) == 2  # forward and backward
+
+
+@pytest.mark.full
 @pytest.mark.any_runner("Inductor")
 @pytest.mark.skipif(CPP is None, reason="Inductor needs a C++ compiler on a CPU")
 def test_compiled_by_inductor() -> None:

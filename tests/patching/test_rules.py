@@ -10,13 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.patching.models import TRANSFORMERS, OwnMLP, OwnOffsetRMSNorm, OwnRMSNorm, assert_near, results
+from tests.patching.models import TRANSFORMERS, OwnMLP, OwnOffsetRMSNorm, OwnRMSNorm, X, assert_near, results
 from torch_max_backend.patching import Rule, patch
 from torch_max_backend.patching.check import small_copy
 
 pytestmark = pytest.mark.any_runner("plain torch, before anything is compiled")
-
-X = torch.linspace(-2, 2, 48, dtype=torch.float64).view(2, 3, 8).sin() * 3
 
 
 def identity(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

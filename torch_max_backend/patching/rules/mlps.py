@@ -1,7 +1,7 @@
 """MLPs: the products read the layers' weights, without a call of a module for each.
 
-Weights that a model keeps apart are not packed into one product: on a CPU that is slower at every size tried (see
-``docs/patching.md``), and packed weights would have to be kept in step with the parameters.
+Weights that a model keeps apart are not packed into one product: that gains nothing on a CPU (``docs/patching.md``),
+and packed weights would have to be kept in step with the parameters.
 """
 
 from __future__ import annotations
