@@ -42,11 +42,12 @@ def split_long_scans(program: Program, layouts: Mapping[str, Layout], machine: M
             chunk = _chunk(step, layouts, machine)
             if chunk:
                 assert isinstance(step.how, Scan)
-                whole, position = step, step.variables.index(step.how.variable)
+                whole, size = step, step.how.variable.size
+                position = step.variables.index(step.how.variable)
                 *before, step = _in_parts(step, chunk)
                 steps += before
                 rows[before[0].name] = tuple(range(len(step.variables) - 1))  # a warp adds up what is before parts
-                if int(whole.how.variable.size) % chunk == 0:
+                if int(size) % chunk == 0:
                     split[step.name] = [(position, Index.of(chunk))]
                     if step.name in orders:
                         orders[step.name] = split_order(orders[step.name], position)
