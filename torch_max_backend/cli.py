@@ -1,11 +1,16 @@
-"""The command line: ``torch-max-backend demo``, ``env``, ``options`` and ``cache``."""
+"""The command line: ``torch-max-backend demo``, ``coverage``, ``report``, ``env``, ``options`` and ``cache``."""
 
 from __future__ import annotations
 
 import enum
 import importlib.metadata
+import json
 import platform
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -83,6 +88,74 @@ def demo(
     for title, cells in lines:
         result.add_row(title, *cells)
     console.print(result)
+
+
+MODEL = "path/to/file.py:function or module:function; it returns (model, args) or (model, args, kwargs)."
+MACHINE = "cpu, cuda, or a GPU by its architecture, which need not be attached: cuda:sm_90a."
+
+
+@app.command()
+def coverage(
+    function: str = typer.Argument(help=MODEL),
+    device: str = typer.Option("cpu", help=MACHINE),
+    training: bool = typer.Option(False, "--training", help="Forward and backward, and not the inference."),
+    json_output: bool = typer.Option(False, "--json", help="Print JSON in place of tables."),
+) -> None:
+    """Show who would run each op of a model: generated kernels, a library, a MAX graph, or PyTorch, and why.
+
+    Nothing is compiled or run. The exit status is 0 if there is no island, 1 if there is one, 2 if there is no answer.
+    """
+    from torch_max_backend.diagnostics.coverage import coverage_of
+    from torch_max_backend.frontend.prebuild import load_function
+
+    with _no_answer():
+        found = coverage_of(load_function(function), device, training)
+    if json_output:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+    else:
+        for part in found.tables():
+            Console().print(part)
+    raise typer.Exit(1 if found.islands else 0)
+
+
+@app.command()
+def report(
+    function: str = typer.Argument("", help=f"A model to describe as well: {MODEL}"),
+    output: Path = typer.Option(Path("max_backend_report.md"), "--output", "-o", help="A .md or .json file."),
+    device: str = typer.Option("cpu", help=MACHINE),
+    training: bool = typer.Option(False, "--training", help="Forward and backward, and not the inference."),
+    with_data: bool = typer.Option(False, "--with-data", help="Also write the model's weights and arguments."),
+) -> None:
+    """Write what a bug report needs to one file: versions, machine, options, and of a model its coverage and graphs.
+
+    It has lines of the program and its paths, and no weights or arguments unless --with-data is given.
+    """
+    from torch_max_backend.diagnostics.issue_report import write_report
+    from torch_max_backend.frontend.prebuild import load_function
+
+    if output.suffix not in (".md", ".json"):
+        raise typer.BadParameter(f"--output is {str(output)!r}: its name must end in .md or .json")
+    if with_data and not function:
+        raise typer.BadParameter("--with-data needs a function")
+    with _no_answer():
+        write_report(output, load_function(function) if function else None, device, training, with_data)
+    typer.echo(f"wrote {output}")
+
+
+@contextmanager
+def _no_answer() -> Iterator[None]:
+    """Turn what goes wrong in a user's function, or on the way to it, into a message and exit status 2."""
+    from torch_max_backend.base.errors import MaxBackendError
+
+    try:
+        yield
+    except MaxBackendError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        raise typer.Exit(2) from error
+    except Exception as error:  # the user's function may raise anything
+        traceback.print_exc()
+        typer.echo(f"the function raised {type(error).__name__}", err=True)
+        raise typer.Exit(2) from error
 
 
 @app.command()

@@ -85,6 +85,14 @@ class Options:
         "Record profiler ranges around regions, every kernel and library call of a program, and islands: "
         "`torch_max_backend.kernel_times` makes a table of them.",
     )
+    verify: bool = _option(
+        False,
+        "Compare the results of every region with PyTorch's in each call, and raise `VerifyError`, naming the op and a "
+        "file that shows it, for a wrong one (slow: docs/debugging.md).",
+    )
+    repro_dir: str = _option(
+        "", "Folder of the files that `verify` writes; empty means `max_backend_repros` in the current folder."
+    )
     verbose: bool = _option(False, "Log graphs, regions, islands, cache hits and compile times to stderr.")
 
 

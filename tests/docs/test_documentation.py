@@ -25,6 +25,7 @@ from torch_max_backend.options import resolve
 ROOT = Path(__file__).resolve().parents[2]
 SKILLS = sorted(ROOT.glob(".claude/skills/*/SKILL.md"))
 AS_PROGRAMS = "docs/why-is-this-slow.md"
+DEBUGGING = "docs/debugging.md"
 WITH_CODE = ["README.md", "CONTRIBUTING.md", *(str(p.relative_to(ROOT)) for p in SKILLS)]
 PAGES = sorted({*WITH_CODE, *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))})
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -76,7 +77,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @group
-@pytest.mark.parametrize("page", [*WITH_CODE, pytest.param("docs/training.md", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "page", [*WITH_CODE, "docs/patching.md", pytest.param("docs/training.md", marks=pytest.mark.full)]
+)
 def test_python_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")  # as for who copies it
     assert blocks(page, "python"), "a page without an example needs no place in WITH_CODE"
@@ -96,6 +99,26 @@ def test_the_page_on_speed_runs(
     assert "without_a_branch 1 graph(s)" in told
     assert re.search(r"kernel1 gelu +│ +20 │", told)
     assert "TorchDynamo Cache Lookup" in told
+
+
+def test_the_page_on_debugging_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")
+    try:
+        run_python(DEBUGGING, folder)
+    finally:
+        torch._logging.set_logs()
+    told, (shown,) = capsys.readouterr().out, [b for b in blocks(DEBUGGING, "text") if "graph(s)" in b]
+    assert [line.rstrip() for line in told.splitlines()] == shown.splitlines()
+
+
+@pytest.mark.any_runner("texts")
+def test_the_page_on_patching_shows_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first block prints the table before it compiles."""
+    code = blocks("docs/patching.md", "python")[0].split("compiled = ")[0]
+    exec(compile(code, str(folder / "patching.py"), "exec"), {"__name__": __name__})
+    assert capsys.readouterr().out == blocks("docs/patching.md", "text")[0]
 
 
 @pytest.mark.full

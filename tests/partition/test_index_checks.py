@@ -12,7 +12,7 @@ from max.graph import Module
 from torch.nn import functional as F
 
 from torch_max_backend.base.target import Machine
-from torch_max_backend.codegen.call_path_writer import region_spec
+from torch_max_backend.codegen.region_spec import region_spec
 from torch_max_backend.compile.job import Job
 from torch_max_backend.frontend import prebuild
 from torch_max_backend.lowering.graph_builder import build_graph

@@ -10,7 +10,7 @@ import pytest
 import torch
 from max.driver import Buffer
 
-from torch_max_backend.codegen.call_path_writer import region_spec
+from torch_max_backend.codegen.region_spec import region_spec
 from torch_max_backend.compile.compiler import put_off
 from torch_max_backend.partition.partitioner import Plan
 from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec, overlapping

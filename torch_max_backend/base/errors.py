@@ -5,6 +5,8 @@ Every message says what happened, where in the user's program, why, and what the
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class MaxBackendError(Exception):
     """Base class of every error that this package raises on its own account."""
@@ -64,8 +66,28 @@ class SavedFunctionError(MaxBackendError, ValueError):
     """A function compiled ahead of time cannot be saved, or its file is damaged or made for another machine."""
 
 
+class PatchError(MaxBackendError, ValueError):
+    """A model cannot be patched as asked, or a patch cannot be taken back. Nothing has been changed."""
+
+
 class ExecutionError(MaxBackendError, RuntimeError):
     """A compiled region raised while it ran: a zero divisor of integers, or a failure of the engine."""
+
+
+class CoverageError(MaxBackendError, RuntimeError):
+    """A function cannot be looked at without being run, or what should give a model gives something else."""
+
+
+class VerifyError(MaxBackendError, RuntimeError):
+    """With ``verify``, a region's result differs from torch's by more than rounding.
+
+    ``op`` is the first op that is wrong, or of a wrong result if no part is wrong by itself, ``where`` the user's line,
+    ``repro`` the file that shows it.
+    """
+
+    def __init__(self, message: str, op: str = "", where: str = "", repro: Path | None = None) -> None:
+        super().__init__(message)
+        self.op, self.where, self.repro = op, where, repro
 
 
 class OutOfRangeError(ExecutionError, IndexError):

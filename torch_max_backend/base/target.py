@@ -75,18 +75,18 @@ class Machine:
         return Target(self.api, self.arch, self.count, self.cpu), f"{host}+{self.api}:{self.arch}"
 
     @contextmanager
-    def pretended(self) -> Iterator[None]:
-        """Compile for this machine inside the block, where every tensor is fake; nothing compiled can be run there."""
-        from torch._subclasses.fake_tensor import FakeTensorMode
+    def pretended(self) -> Iterator[Any]:
+        """Compile for this machine inside the block, where every tensor is fake; nothing compiled can be run there.
 
-        global _elsewhere, _fake_mode
-        before = _elsewhere, _fake_mode
-        _elsewhere, _fake_mode = self, FakeTensorMode(allow_non_fake_inputs=True)
+        Gives the mode that makes tensors fake.
+        """
+        global _elsewhere
+        before, _elsewhere = _elsewhere, self
         try:
-            with _convolutions_as_on_gpus(), _fake_mode:
-                yield
+            with _convolutions_as_on_gpus(), on_fake_tensors() as mode:
+                yield mode
         finally:
-            _elsewhere, _fake_mode = before
+            _elsewhere = before
 
 
 @contextmanager
@@ -122,8 +122,27 @@ def elsewhere() -> Machine | None:
     return _elsewhere
 
 
+@contextmanager
+def on_fake_tensors() -> Iterator[Any]:
+    """Have every tensor that is made inside the block be fake; gives the mode that makes them so."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    global _fake_mode
+    before, _fake_mode = _fake_mode, FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with _fake_mode:
+            yield _fake_mode
+    finally:
+        _fake_mode = before
+
+
+def is_faked() -> bool:
+    """Whether tensors are fake, so that nothing compiled can be run."""
+    return _fake_mode is not None
+
+
 def fake_like(value: Any, device: Any) -> Any:
-    """A fake tensor of the machine that is compiled for, with the shape, strides and dtype of ``value``."""
+    """A fake tensor with the shape, strides and dtype of ``value``, where :func:`is_faked`."""
     import torch
 
     with _fake_mode:

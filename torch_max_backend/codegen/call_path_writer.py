@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import sympy
 import torch
@@ -28,13 +28,11 @@ from torch_max_backend.capture.fake_tensors import (
     tensors_of,
     value_of,
 )
-from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.capture.joint_graph import SAVED_FROM
-from torch_max_backend.capture.view_ops import BITS, MOVEMENT
 from torch_max_backend.codegen.program_writer import WrittenProgram
+from torch_max_backend.codegen.region_spec import region_spec
 from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
-from torch_max_backend.partition.index_checks import IndexChecks, index_checks
 from torch_max_backend.partition.partitioner import Plan
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.call_path import CallSpec
@@ -49,6 +47,7 @@ def call_spec(
     static: frozenset[int],
     options: Options,
     programs: Mapping[int, WrittenProgram] = MappingProxyType({}),
+    checks: Sequence[RegionCheck] = (),
 ) -> CallSpec:
     """The call path that runs ``plan``.
 
@@ -56,28 +55,24 @@ def call_spec(
         static: Indices of placeholders whose memory stays (parameters and buffers).
         programs: Regions that are programs, by position.
         options: Whether profiler ranges are put around regions and torch ops, and whether indices are checked.
+        checks: With the option ``verify``, what holds a region's results against torch's, for each region.
     """
-    return _Writer(gm, plan, static, options, programs).write()
+    return _Writer(gm, plan, static, options, programs, checks).write()
 
 
-def region_spec(region: Region, static: frozenset[int], check_indices: bool = True) -> RegionSpec:
-    """What calling ``region`` takes; ``static`` are the positions of inputs whose memory stays."""
-    checks = index_checks(region) if check_indices else IndexChecks()
-    values = [v for n in region.nodes for v in tensors_of(value_of(n))] + [p.value for p in region.inputs]
-    gpus = {v.device.index or 0 for v in values if v.device.type == "cuda"}
-    return RegionSpec(
-        tuple(p.order if p.is_permuted else None for p in region.inputs),
-        static,
-        frozenset(k for k, p in enumerate(region.inputs) if p.mutable),
-        tuple(k for k, p in enumerate(region.outputs) if _is_movement(p.node, region)),
-        len(region.carriers) + len(region.scalars),
-        tuple(sorted(gpus)),
-        any(v.device.type == "cpu" for v in values),
-        len(region.scalars),
-        bool(region.updates),
-        checks.sites,
-        tuple(device.index or 0 for device in checks.devices),
-    )
+@runtime_checkable
+class RegionCheck(Protocol):
+    """What a call path calls before and after a region; ``numbers`` are what it wants to know of sizes."""
+
+    @property
+    def numbers(self) -> Sequence[sympy.Basic]:
+        """Expressions in the graph's symbols."""
+
+    def before(self, *inputs: torch.Tensor) -> Any:
+        """Called with the region's inputs; gives what ``after`` gets first."""
+
+    def after(self, kept: Any, inputs: Sequence[Any], outputs: Sequence[Any], numbers: Sequence[Any]) -> None:
+        """Called with the inputs, what the region returned, and the numbers' values."""
 
 
 def copies_together(copies: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> list[tuple[list[fx.Node], list[fx.Node]]]:
@@ -109,14 +104,15 @@ class _Writer:
         static: frozenset[int],
         options: Options,
         programs: Mapping[int, WrittenProgram],
+        checks: Sequence[RegionCheck] = (),
     ) -> None:
-        self.gm, self.plan, self.profile, self.programs = gm, plan, options.profile, programs
+        self.gm, self.plan, self.profile, self.programs, self.checks = gm, plan, options.profile, programs, checks
         self.check_indices = options.check_indices
         self.values: dict[str, Any] = {}
         self.profiled: dict[str, str] = {}
         self.regions: list[RegionSpec | ProgramSpec] = []
         self.placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        self.names = {n: f"a{i}" for i, n in enumerate(self.placeholders)}
+        self.names: dict[Any, str] = {n: f"a{i}" for i, n in enumerate(self.placeholders)}
         self.static_nodes = {n for i, n in enumerate(self.placeholders) if i in static}
         self.symbols: dict[Expr, str] = {}
         self.symbol_lines: dict[str, str] = {}
@@ -133,7 +129,7 @@ class _Writer:
         """The function's text, and what its names mean."""
         for step in self.plan.steps:
             if isinstance(step, Region):
-                self._region(step)
+                self._checked(step) if self.checks else self._region(step)
             else:
                 self._torch(step)
         for targets, sources in copies_together(self.plan.copies, self.placeholders):
@@ -275,6 +271,17 @@ class _Writer:
         return f"({', '.join(texts)}{',' if texts else ''})"
 
     # -- steps -------------------------------------------------------------------------------------------------
+    def _checked(self, region: Region) -> None:
+        """A region between two calls of its check: it sees the inputs before and after, and what the region returns."""
+        check, inputs = self.checks[len(self.regions)], [p.node for p in region.inputs]
+        name, kept = self._global("check", check), f"v{len(self.names)}"
+        self.names[object()] = kept
+        self._emit(f"{kept} = {name}.before({', '.join(map(self._name, inputs))})")
+        self._region(region)
+        groups = ["".join(f"{self._name(n)}, " for n in nodes) for nodes in (inputs, [p.node for p in region.outputs])]
+        self.reads.add(kept)
+        self._emit(f"{name}.after({kept}, ({groups[0]}), ({groups[1]}), {self._exprs(check.numbers)})")
+
     def _region(self, region: Region) -> None:
         function = f"region{len(self.regions)}"
         program = self.programs.get(len(self.regions))
@@ -381,24 +388,3 @@ def _attribute(gm: fx.GraphModule, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part)
     return value
-
-
-def _is_movement(node: fx.Node, region: Region) -> bool:
-    """Whether the value comes from an input by movement of data alone; a conversion to another dtype is none."""
-    inputs = {p.node for p in region.inputs}
-    seen = set()
-    stack = [node]
-    while stack:
-        at = stack.pop()
-        if at in inputs:
-            return True
-        if at in seen:
-            continue
-        seen.add(at)
-        if at.target in MOVEMENT or is_getitem(at):
-            stack += [n for n in at.all_input_nodes if at.target in BITS or _dtypes(n) & _dtypes(at)]
-    return False
-
-
-def _dtypes(node: fx.Node) -> set[torch.dtype]:
-    return {t.dtype for t in tensors_of(value_of(node))}

@@ -173,6 +173,16 @@ def compile_regions(
     return found.in_order(), found.stats
 
 
+def lower_only(regions: list[Region], options: Options) -> None:
+    """Lower ``regions`` and forget the result.
+
+    Raises:
+        NodeRefused: A lowering declined a node.
+    """
+    store = store_for(options)
+    dry_run([_job(region, store, options) for region in regions])
+
+
 def compile_early(regions: list[Region], options: Options) -> None:
     """Have another process compile ``regions``, which the program will ask for soon.
 

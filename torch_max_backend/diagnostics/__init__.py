@@ -1,5 +1,6 @@
-"""What happened, for people: reports of compiled graphs, logs, generated documentation.
+"""What happened, for people: reports of compiled graphs, coverage, comparison with torch, logs, documentation.
 
-In: facts that the compile stages give. Out: ``reports()``, log lines, Markdown. May import ``compile`` (its
-statistics), ``partition``, ``aten_functions``, ``options``, ``base``; nothing below depends on it.
+In: facts that the compile stages give, and graphs that are cut. Out: ``reports()``, ``Coverage``, a ``VerifyError``,
+log lines, Markdown. May import all layers below it; nothing below depends on it. What it has to compile itself it hands
+to ``torch.compile`` by the backend's name.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import os
 import warnings
@@ -17,21 +18,23 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend import aten_functions  # noqa: F401  (registers every lowering)
 from torch_max_backend.base.errors import CompileError, ProgramError, UnsupportedOpError
-from torch_max_backend.base.target import elsewhere, fake_like
+from torch_max_backend.base.target import elsewhere, fake_like, is_faked
 from torch_max_backend.capture.fake_tensors import symbols_of, tensors_of, value_of
 from torch_max_backend.capture.graph_passes import rewrite
 from torch_max_backend.capture.joint_graph import BACKWARD
 from torch_max_backend.capture.specialization import specialize
 from torch_max_backend.capture.user_controlled_ops import left_to_torch
-from torch_max_backend.codegen.call_path_writer import call_spec
+from torch_max_backend.codegen.call_path_writer import RegionCheck, call_spec
 from torch_max_backend.compile.compiler import (
     CompileStats,
     compile_early,
     compile_in_background,
     compile_regions,
+    lower_only,
 )
 from torch_max_backend.compile.pending import is_deferring
 from torch_max_backend.compile.programs import Program, libraries_of, programs_of, runs_programs
+from torch_max_backend.diagnostics import dry_run
 from torch_max_backend.diagnostics.report import GraphReport, ProgramReport
 from torch_max_backend.frontend.compiled_graph import CompiledGraph
 from torch_max_backend.frontend.saved_layouts import report_strides, set_free, take_strides
@@ -40,8 +43,8 @@ from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.lowering.graph_builder import NodeRefused, mismatch_error
 from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
-from torch_max_backend.partition.island import Island
 from torch_max_backend.partition.partitioner import Plan, partition
+from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.call_path import Artifact
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import Library
@@ -60,12 +63,13 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
     unsaved = ""
     while True:
         plan, programs = cut.plan()
-        if options.fallback == "error" and plan.islands:
-            raise _strict_error(plan.islands)
+        _refuse_islands(plan, options)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
         build = _Build(gm, plan, static, options, compile_id, CompiledGraph(_eager(gm)), programs, unsaved)
         try:
             rest = [region for k, region in enumerate(plan.regions) if k not in programs]
+            if build.dry_run(rest):
+                return build.graph
             loaded = build.compile_programs()
             if options.compile == "background" and not is_deferring():
                 compiled = compile_in_background(rest, options, build.finish)
@@ -178,6 +182,21 @@ class _Build:
     libraries: dict[int, Library | GridLibrary | None] = field(default_factory=dict)
     program_stats: list[CompileStats] = field(default_factory=list)
 
+    def dry_run(self, rest: list[Region]) -> bool:
+        """Whether somebody wants to know of the graph and nothing else; then it is noted, and runs in torch.
+
+        Args:
+            rest: The regions that are no programs.
+
+        Raises:
+            NodeRefused: A lowering declined a node.
+        """
+        if not dry_run.is_wanted():
+            return False
+        lower_only(rest, self.options)
+        dry_run.note(self.gm, self.plan, self.programs)
+        return True
+
     def compile_programs(self) -> bool:
         """Load or compile what the programs among the regions need; whether that is done, and not put off.
 
@@ -205,9 +224,19 @@ class _Build:
         stats.hits += own.hits
         stats.compile_s += own.compile_s
         written = {k: p.written for k, p in self.programs.items()}
-        spec = call_spec(self.gm, self.plan, self.static, self.options, written)
+        spec = call_spec(self.gm, self.plan, self.static, self.options, written, self._checks())
         artifacts: list[Artifact] = [self.libraries[k] if k in self.programs else next(rest) for k in every]
-        self.graph.ready(spec, artifacts, self.report(stats), self.options, self.unsaved)
+        options, unsaved = self.options, self.unsaved
+        if options.verify:  # what is compared is not replayed, and needs the graph
+            options, unsaved = dataclasses.replace(options, device_graphs=False), "the option verify is on"
+        self.graph.ready(spec, artifacts, self.report(stats), options, unsaved)
+
+    def _checks(self) -> list[RegionCheck]:
+        if not self.options.verify:
+            return []
+        from torch_max_backend.diagnostics.verify.region_check import ComparedRegion
+
+        return [ComparedRegion(region, k, self.options) for k, region in enumerate(self.plan.regions)]
 
     def report(self, stats: CompileStats) -> GraphReport:
         nodes = sum(n.op == "call_function" for n in self.gm.graph.nodes)
@@ -229,7 +258,7 @@ def _eager(gm: fx.GraphModule) -> Any:
     def call(args: list[Any]) -> Any:
         values = list(args)
         args.clear()
-        if elsewhere() and (results := _as_traced(gm, values)) is not None:
+        if is_faked() and (results := _as_traced(gm, values)) is not None:
             return results
         return _InTorch(gm).run(*values)
 
@@ -266,7 +295,11 @@ def _static_inputs(gm: fx.GraphModule) -> frozenset[int]:
     return frozenset(indices) if first_is_forward else frozenset()
 
 
-def _strict_error(islands: list[Island]) -> UnsupportedOpError:
+def _refuse_islands(plan: Plan, options: Options) -> None:
+    """Raise ``UnsupportedOpError`` in strict mode where torch would have to run something."""
+    islands = plan.islands
+    if options.fallback != "error" or not islands:
+        return
     first = islands[0]
     lines = [f"MAX cannot run {first.op}: {first.reason}."]
     if first.where:
@@ -275,4 +308,4 @@ def _strict_error(islands: list[Island]) -> UnsupportedOpError:
     if others:
         lines.append(f"  and {len(others)} more: {', '.join(others)}")
     lines.append("  Use options={'fallback': 'eager'} to let torch run such ops, or register a lowering with @map_to.")
-    return UnsupportedOpError("\n".join(lines))
+    raise UnsupportedOpError("\n".join(lines))

@@ -10,18 +10,17 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._functorch.config
-from torch import nn
 
 from torch_max_backend.base.errors import MaxBackendError
 from torch_max_backend.base.target import Machine
+from torch_max_backend.capture.fake_modules import conversion_of_fake_modules
 from torch_max_backend.compile.compiler import Batch, compile_batch, put_off
 from torch_max_backend.compile.job import Job
 from torch_max_backend.compile.program_libraries import LibraryJob
@@ -67,7 +66,7 @@ def regions_of(function: Callable[..., Any], device: str) -> Batch:
     torch._dynamo.reset()
     arguments = (device,) if inspect.signature(function).parameters else ()
     always_traced = torch._functorch.config.patch(enable_autograd_cache=False)
-    with put_off() as batch, _conversion_of_fake_modules(), always_traced:
+    with put_off() as batch, conversion_of_fake_modules(), always_traced:
         function(*arguments)
     torch._dynamo.reset()
     return batch
@@ -101,47 +100,3 @@ def load_function(text: str) -> Callable[..., Any]:
     if not callable(function):
         raise MaxBackendError(f"{place} has no function {name}")
     return function
-
-
-@contextmanager
-def _conversion_of_fake_modules() -> Iterator[None]:
-    """Let ``module.to(device)`` work on fake parameters, which torch cannot swap in place.
-
-    They are replaced, each once in a conversion, so that parameters which are shared stay so.
-    """
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    original, replaced = nn.Module._apply, dict[int, tuple[Any, Any]]()
-    depth = 0
-
-    def apply(self: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-        nonlocal depth
-        if not any(isinstance(p, FakeTensor) for p in self.parameters()):
-            return original(self, fn, recurse)
-        depth += 1
-        try:
-            for child in self.children() if recurse else ():
-                child._apply(fn)
-            for key, parameter in self._parameters.items():
-                if parameter is not None:
-                    self._parameters[key] = _once(parameter, lambda p: nn.Parameter(fn(p), p.requires_grad))
-            for key, buffer in self._buffers.items():
-                if buffer is not None:
-                    self._buffers[key] = _once(buffer, fn)
-        finally:
-            depth -= 1
-            if not depth:
-                replaced.clear()
-        return self
-
-    def _once(old: Any, make: Callable[[Any], Any]) -> Any:
-        if id(old) not in replaced:
-            with torch.no_grad():
-                replaced[id(old)] = old, make(old)
-        return replaced[id(old)][1]
-
-    nn.Module._apply = apply
-    try:
-        yield
-    finally:
-        nn.Module._apply = original

@@ -28,7 +28,7 @@ from torch_max_backend.options import Options
 log = logging.getLogger("torch_max_backend")
 
 FORMAT = "1"
-_NO_CODE = ("verbose", "compile", "compile_workers", "cache_limit", "device_graphs", "gpu_memory_share")
+_NO_CODE = ("verbose", "compile", "compile_workers", "cache_limit", "device_graphs", "gpu_memory_share", "repro_dir")
 """Options that change nothing in what is compiled."""
 
 options_of_call: ContextVar[Options | None] = ContextVar("torch_max_backend_options_of_call", default=None)
@@ -100,6 +100,8 @@ def reason_against(options: Options) -> str:
     """Why AOTAutograd's cache cannot be used; empty if it can."""
     if not options.cache:
         return "the option cache is off"
+    if options.verify:
+        return "the option verify is on, which needs the graph"
     if _missing:
         return f"this version of torch lacks {', '.join(_missing)}"
     if elsewhere() is not None:

@@ -359,7 +359,14 @@ class FromRegion:
         refs = [image[k] if image is not None and k < 2 else as_ref(a) for k, a in enumerate(args)]
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
         self.builder.program.steps.append(
-            Call(library_of(target) or "ATen", target, *given, tuple(results), self.builder.where)
+            Call(
+                library_of(target) or "ATen",
+                target,
+                *given,
+                tuple(results),
+                self.builder.where,
+                self.node.name if self.node else "",
+            )
         )
         tensors = [named(r.name, r.sizes, r.dtype) if r else None for r in results]
         return tuple(tensors) if many else tensors[0]

@@ -148,7 +148,10 @@ class Called:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a library: ``target`` is a torch op; in ``args``, :class:`Ref` stands for a tensor of the program."""
+    """A call of a library: ``target`` is a torch op; in ``args``, :class:`Ref` stands for a tensor of the program.
+
+    ``node`` is the name of the graph's node that it is made from.
+    """
 
     library: str
     target: Any
@@ -156,6 +159,7 @@ class Call:
     kwargs: dict[str, Any] = field(hash=False)
     results: tuple[Called | None, ...] = ()
     where: str = ""
+    node: str = ""
 
     def reads(self) -> tuple[str, ...]:
         """The names of the tensors that it reads."""

@@ -31,7 +31,10 @@ class Runner(enum.Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The runner of a node, and for an island the limit that was hit; in a region, why it may only be in a program."""
+    """The runner of a node, and why torch runs it: for an island the limit that was hit.
+
+    The reason of a node in a region is why it may only be in a program.
+    """
 
     runner: Runner
     reason: str = ""
@@ -64,13 +67,13 @@ def classify(
     if node in refused:
         return Verdict(Runner.ISLAND, refused[node])
     if isinstance(target, HigherOrderOperator) and _checkpointed(node, target) in aten_functions.torch_ops:
-        return Verdict(Runner.TORCH)
+        return Verdict(Runner.TORCH, aten_functions.torch_ops[_checkpointed(node, target)])
     if not isinstance(target, OpOverload):
         return Verdict(Runner.ISLAND, "not an ATen op")
     if is_named(target, torch_executed):
         return Verdict(Runner.ISLAND, "listed in torch_executed_ops")
     if target in aten_functions.torch_ops:
-        return Verdict(Runner.TORCH)
+        return Verdict(Runner.TORCH, aten_functions.torch_ops[target])
     if target in aten_functions.islands:
         return Verdict(Runner.ISLAND, aten_functions.islands[target])
     reason = _why_not(node)

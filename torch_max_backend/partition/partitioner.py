@@ -36,7 +36,7 @@ class Plan:
 
     ``copies`` are writes into inputs that torch does at the end, because no region can. ``alias`` gives, for an
     output that is a view, the node whose memory it views. ``only_loops`` are the nodes in regions that MAX's graph
-    compiler cannot run, with its limits.
+    compiler cannot run, with its limits. ``verdicts`` say of every node who runs it.
     """
 
     steps: list[Region | fx.Node]
@@ -44,6 +44,7 @@ class Plan:
     islands: list[Island] = field(default_factory=list)
     alias: dict[fx.Node, fx.Node] = field(default_factory=dict)
     only_loops: dict[fx.Node, str] = field(default_factory=dict)
+    verdicts: Mapping[fx.Node, Verdict] = field(default_factory=dict)
 
     @property
     def regions(self) -> list[Region]:
@@ -77,7 +78,7 @@ def partition(
         if not small:
             return cut.plan()
         for node in small:
-            verdicts[node] = Verdict(Runner.TORCH)
+            verdicts[node] = Verdict(Runner.TORCH, f"a region of fewer than {min_block_size} ops beside islands")
 
 
 class _Cut:
@@ -211,7 +212,7 @@ class _Cut:
         for copy in copies:
             steps += [n for n in self._floating_needed([copy]) if n not in done]
         only_loops = {n: v.reason for n, v in self.verdicts.items() if v.runner is Runner.MAX and v.reason}
-        return Plan(steps, copies, self._islands(), self.alias, only_loops)
+        return Plan(steps, copies, self._islands(), self.alias, only_loops, self.verdicts)
 
     def _floating_needed(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         """Floating nodes that ``nodes`` read, directly or through each other, in graph order."""

@@ -1,0 +1,1 @@
+"""Comparing regions with torch, and what is said of a wrong one."""

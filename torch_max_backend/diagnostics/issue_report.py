@@ -1,0 +1,103 @@
+"""What a bug report needs, in one file: versions, machine, options, and of a model its coverage and graphs."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import inspect
+import io
+import json
+import os
+import platform
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_max_backend.base.digests import cpu_target, package_version
+from torch_max_backend.diagnostics.coverage import Coverage, coverage_of
+from torch_max_backend.options import ENVIRONMENT_ONLY, PREFIX, resolve
+from torch_max_backend.runtime.session import get_accelerators
+
+PACKAGES = ("torch-max-backend", "torch", "max", "mojo-compiler", "transformers", "timm", "torchvision", "diffusers")
+FLAGS = ("TORCH_LOGS", "TORCHDYNAMO_", "TORCHINDUCTOR_", "MODULAR_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+"""Beginnings of the variables of other packages that change what happens."""
+
+
+def facts() -> dict[str, dict[str, str]]:
+    """Versions, machine and options, by section and name."""
+    versions = {name: package_version(name) for name in PACKAGES}
+    return {
+        "versions": {"python": platform.python_version(), **versions, "cuda of torch": torch.version.cuda or "none"},
+        "machine": {
+            "system": platform.platform(),
+            "cpu": cpu_target(),
+            "threads of torch": str(torch.get_num_threads()),
+            "gpus that MAX can use": ", ".join(f"{d.api}:{d.architecture_name}" for d in get_accelerators()) or "none",
+        },
+        "options": {name: repr(value) for name, value in dataclasses.asdict(resolve()).items()},
+        "environment": {k: os.environ[k] for k in sorted(os.environ) if _matters(k)},
+    }
+
+
+def _matters(variable: str) -> bool:
+    return variable.startswith(FLAGS) or variable in {PREFIX + name for name in ENVIRONMENT_ONLY}
+
+
+def write_report(
+    path: Path, make: Callable[..., Any] | None, device: str = "cpu", training: bool = False, with_data: bool = False
+) -> None:
+    """Write a report.
+
+    Args:
+        path: The file, ``.md`` or ``.json``.
+        make: Gives a model and its arguments, as for ``coverage_of``; it is run once more for the data.
+        with_data: Whether the model's weights and its arguments go into the report: what ``torch.save`` writes, in
+            base64.
+    """
+    found: Coverage | str | None = None
+    if make is not None:
+        try:
+            found = coverage_of(make, device, training)
+        except Exception:  # that it cannot be told may be what is reported
+            found = traceback.format_exc()
+    data = _data(make) if make is not None and with_data else ""
+    text = _json(facts(), found, data) if path.suffix == ".json" else _markdown(facts(), found, data)
+    path.write_text(text, encoding="utf-8")
+
+
+def _data(make: Callable[..., Any]) -> str:
+    fn, *arguments = make(*(("cpu",) if inspect.signature(make).parameters else ()))
+    content = {"arguments": arguments, "weights": fn.state_dict() if isinstance(fn, nn.Module) else {}}
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _json(told: dict[str, dict[str, str]], found: Coverage | str | None, data: str) -> str:
+    content: dict[str, Any] = dict(told)
+    if isinstance(found, str):
+        content["coverage"] = found
+    elif found is not None:
+        content["coverage"] = found.as_dict()
+        content["code"] = [{"kind": g.kind, "code": g.code} for g in found.graphs]
+    if data:
+        content["data"] = data
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _markdown(told: dict[str, dict[str, str]], found: Coverage | str | None, data: str) -> str:
+    lines = ["# Report of torch-max-backend"]
+    for section, values in told.items():
+        lines += ["", f"## {section.capitalize()}", "", "| name | value |", "|---|---|"]
+        lines += [f"| {name} | `{value}` |" for name, value in values.items()]
+    if found is not None:
+        lines += ["", "## Coverage", "", "```text", str(found), "```"]
+        for graph in () if isinstance(found, str) else found.graphs:
+            lines += ["", f"## Graph: {graph.kind}", "", "```python", graph.code.strip(), "```"]
+    if data:
+        lines += ["", "## Data", "", "`torch.load(io.BytesIO(base64.b64decode(...)))`", "", "```text", data, "```"]
+    return "\n".join(lines) + "\n"
