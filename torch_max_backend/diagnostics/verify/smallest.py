@@ -125,7 +125,7 @@ def smallest_wrong_part(
             return smallest
     if found:
         return found[0]
-    again = wrong_results(gm, inputs, compiled)
+    again = wrong_results(fx.GraphModule(gm, gm.graph), inputs, compiled)  # code that Dynamo has not seen
     return again[0] if again else None
 
 
