@@ -22,8 +22,8 @@ def results_of(found: Any) -> list[torch.Tensor]:
     return [found] if isinstance(found, torch.Tensor) else list(found)
 
 
-def hold(found: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, what: str) -> None:
-    """Compare a result with the reference's by its declaration's tolerance."""
+def hold(found: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, dtype: torch.dtype, what: str) -> None:
+    """Compare a result with the reference's by its declaration's tolerance. ``dtype`` is the arguments'."""
     assert found.shape == wanted.shape, what
     assert found.is_contiguous(), what
     if not found.is_floating_point():
@@ -31,7 +31,9 @@ def hold(found: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, what: 
         return
     scale = float(wanted.abs().max()) if wanted.numel() else 0.0
     far = float((found.double() - wanted).abs().max()) if wanted.numel() else 0.0
-    assert far <= tolerance.of(found.dtype) * scale, f"{what}: {far} away from values up to {scale}"
+    assert far <= tolerance.of(dtype if tolerance.of_arguments else found.dtype) * scale, (
+        f"{what}: {far} away from values up to {scale}"
+    )
 
 
 def check(case: OpCase, dtype: torch.dtype) -> None:
@@ -49,18 +51,20 @@ def check(case: OpCase, dtype: torch.dtype) -> None:
     ]
     found, wanted = results_of(case.call(*own)), results_of(declaration.reference(*wide))
     for k, (f, w) in enumerate(zip(found, wanted, strict=True)):
-        hold(f, w, declaration.tolerance, f"result {k}")
+        hold(f, w, declaration.tolerance, dtype, f"result {k}")
     backward = gradient(declaration)
     if backward is None:
         assert not any(f.requires_grad for f in found)
         return
     generator = torch.Generator().manual_seed(3)
+    wanted = [w for f, w in zip(found, wanted) if f.requires_grad]
+    found = [f for f in found if f.requires_grad]
     slopes = [torch.randn(f.shape, generator=generator, dtype=torch.float64).to(f.dtype) for f in found]
     places = [k for k, x in enumerate(own) if isinstance(x, torch.Tensor) and x.requires_grad]
     ours = torch.autograd.grad(found, [own[k] for k in places], slopes)
     theirs = torch.autograd.grad(wanted, [wide[k] for k in places], [s.double() for s in slopes])
     for k, f, w in zip(places, ours, theirs, strict=True):
-        hold(f, w, backward.tolerance, f"gradient of {declaration.names[k]}")
+        hold(f, w, backward.tolerance, dtype, f"gradient of {declaration.names[k]}")
 
 
 FIRST = {case.op: case for case in reversed(CASES)}

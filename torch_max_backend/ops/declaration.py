@@ -34,6 +34,7 @@ class Tolerance:
     """How far a result may be from the reference in float64, in roundings of the result's dtype.
 
     A rounding is ``eps`` of the dtype times the largest element of the result. ``reason`` says where they come from.
+    With ``of_arguments`` it is the first argument's dtype that counts, in which values are rounded on the way.
     """
 
     float32: float
@@ -41,6 +42,7 @@ class Tolerance:
     float16: float
     float64: float
     reason: str
+    of_arguments: bool = False
 
     def of(self, dtype: torch.dtype) -> float:
         """Roundings that are allowed for a dtype, as a share of the largest element."""
@@ -71,10 +73,10 @@ class Declaration:
 
     ``patterns`` are the shapes of tensor arguments and ``results`` those of results, or a function of all arguments
     that gives the results' shapes. ``dtypes`` are the dtypes of arguments that need not have the first one's, and
-    ``result_dtypes`` those of results that have another, where float32 stands for float64 if the first argument has
-    that. ``requires`` is a check of the sizes and all arguments, which raises. ``flops`` are arithmetic operations as a
-    function of the sizes. Without ``merges_batch`` leading dimensions stay apart, since a number among the arguments
-    names one of them.
+    ``result_dtypes`` those of results, ``None`` for the first argument's; float32 stands for float64 there if the first
+    argument has that. ``requires`` is a check of the sizes and all arguments, which raises. ``flops`` are arithmetic
+    operations as a function of the sizes. Without ``merges_batch`` leading dimensions stay apart, since a number among
+    the arguments names one of them.
     """
 
     name: str
@@ -86,7 +88,7 @@ class Declaration:
     flops: Callable[[Sizes], Any]
     cases: tuple[BenchmarkCase, ...] = ()
     dtypes: Mapping[str, Sequence[torch.dtype]] = field(default_factory=dict)
-    result_dtypes: tuple[torch.dtype, ...] = ()
+    result_dtypes: tuple[torch.dtype | None, ...] = ()
     requires: Callable[..., None] | None = None
     differentiable: tuple[str, ...] = ()
     autocast: Autocast = "widest"
@@ -97,6 +99,8 @@ class Declaration:
     """The op whose gradient this is."""
     same_gradient: Mapping[str, str] = field(default_factory=dict)
     """Arguments whose gradient is that of another argument, or an argument of the backward such as ``grad``."""
+    constant_results: tuple[str, ...] = ()
+    """Results that have no gradient."""
     dim_names: Callable[..., Mapping[str, Sequence[str]]] | None = None
     """For patterns ``*``: a name for each dimension of each tensor, from all arguments."""
 
@@ -156,7 +160,7 @@ class Declaration:
             given = self.given(args)
             return [given[n].dtype if n in given else first for n in names]
         wide = {torch.float32: torch.float64} if args[0].dtype == torch.float64 else {}
-        return [wide.get(d, d) for d in self.result_dtypes] or [args[0].dtype] * count
+        return [args[0].dtype if d is None else wide.get(d, d) for d in self.result_dtypes or [None] * count]
 
     def dense_reference(self, *args: Any) -> Any:
         """The reference with results in memory of their own, dense, as the op promises."""

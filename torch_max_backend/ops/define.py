@@ -115,7 +115,7 @@ def gradient_of(name: str, flops: Callable[[Sizes], Any] | None = None, **facts:
         patterns = {n: op.patterns.get(n) or outputs[n] for n in needed if n in outputs or n in op.patterns}
         given = {n: d for n, d in op.dtypes.items() if n in needed}
         if op.result_dtypes:
-            given |= {n: (d, torch.float64) for n, d in zip(outputs, op.result_dtypes) if n in needed}
+            given |= {n: (d, torch.float64) for n, d in _fixed_dtypes(op).items() if n in needed}
             given |= {n: FLOATS for n in op.differentiable if n in needed and n not in given}
         _declare(
             f"{name}_backward({', '.join(words)}, bool[] wanted) -> Tensor[]",
@@ -149,6 +149,13 @@ def _gradient_arguments(op: Declaration) -> dict[str, Pattern]:
         return {"grad": patterns[0], "result": patterns[0]}
     results = {r.name: p for r, p in zip(returns, patterns, strict=True)}
     return {f"grad_{name}": p for name, p in results.items()} | results
+
+
+def _fixed_dtypes(op: Declaration) -> dict[str, torch.dtype]:
+    """The dtypes of what a gradient may ask for, where they are not the first argument's."""
+    names = ["result"] if op.returns_one else [r.name for r in op.overload._schema.returns]
+    found = {n: d for n, d in zip(names, op.result_dtypes) if d is not None}
+    return found | {"grad" if op.returns_one else f"grad_{n}": d for n, d in found.items()}
 
 
 def _gradient_shapes(op: Declaration, sizes: Sizes, *args: Any) -> list[tuple[Any, ...]]:

@@ -61,6 +61,7 @@ def _autograd(declaration: Declaration) -> tuple[Callable[..., Any], Callable[..
 
     def keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         ctx.set_materialize_grads(True)
+        ctx.mark_non_differentiable(*(r for n, r in zip(results, output) if n in declaration.constant_results))
         returned = {"result": output} if declaration.returns_one else dict(zip(results, output))
         values = {**dict(zip(names, inputs)), **returned}
         ctx.kept = {n: v for n in needed() if not isinstance(v := values.get(n), torch.Tensor)}

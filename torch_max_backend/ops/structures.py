@@ -225,38 +225,47 @@ def _best_quaternion(matrix: torch.Tensor) -> torch.Tensor:
     return column / column.square().sum(-1).sqrt().unsqueeze(-1)
 
 
-def _left(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is between two structures after the best alignment, in the frame of ``b``, and the rotation."""
-    own, other = _centered(a), _centered(b)
-    turn = rotation(own, other)
-    return (own.unsqueeze(-1) * turn.unsqueeze(-3)).sum(-2) - other, turn
-
-
 @public_op(
-    "rmsd_aligned(Tensor a, Tensor b) -> Tensor",
+    "rmsd_aligned(Tensor a, Tensor b) -> (Tensor rmsd, Tensor rotation)",
     shapes={"a": "... n 3", "b": "... n 3"},
-    results=["..."],
+    results=["...", "... 3 3"],
+    result_dtypes=(None, torch.float32),
     differentiable=("a", "b"),
+    constant_results=("rotation",),
     autocast="float32",
     tolerance=_OF_SUMS,
     flops=lambda sizes: rows_of(sizes) * (50 * sizes["n"] + _SQUARINGS * 132),
 )
-def rmsd_aligned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """:func:`rmsd` after the translation and rotation that make it smallest (Kabsch). Mirror images are not matched.
+def rmsd_aligned(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`rmsd` after the translation and rotation that make it smallest (Kabsch), and that rotation.
+
+    Mirror images are not matched: the rotation is a proper one. It has no gradient. The computation is float64's.
 
     Args:
         a: [..., n, 3]; leading dimensions are frames.
         b: [..., n, 3]. One structure for all frames is expanded, which takes no memory.
 
     Returns:
-        [...], in the unit of the points. It is computed in float64.
+        [...], in the unit of the points, and [..., 3, 3] in float32 (float64 for float64): with both structures
+        centered, ``a @ rotation`` lies on ``b``.
     """
-    return _root(_left(a, b)[0].square().sum(-1).mean(-1)).to(a.dtype)
+    own, other = _centered(a), _centered(b)
+    turn = rotation(own, other)
+    deviation = _root(_between(own, other, turn).square().sum(-1).mean(-1))
+    return deviation.to(a.dtype), turn.to(as_wide(a).dtype)
+
+
+def _between(own: torch.Tensor, other: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """What is left between two structures, one of which is turned."""
+    return (own.unsqueeze(-1) * turn.unsqueeze(-3)).sum(-2) - other
 
 
 @gradient_of("rmsd_aligned")
-def _rmsd_aligned_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    left, turn = _left(a, b)
-    found = left * _share_of_points(grad.double(), left)
+def _rmsd_aligned_backward(
+    grad_rmsd: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rotation: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    turn = rotation.double()
+    left = _between(_centered(a), _centered(b), turn)
+    found = left * _share_of_points(grad_rmsd.double(), left)
     back = (found.unsqueeze(-2) * turn.unsqueeze(-3)).sum(-1)
     return back.to(a.dtype), (-found).to(b.dtype)
