@@ -83,3 +83,6 @@ CASES = [
     OpCase("rmsd", "expanded", lambda make: (make(5, 40, 3), make(40, 3).expand(5, 40, 3))),
     OpCase("rmsd_aligned", "frames", lambda make: (make(5, 40, 3), make(40, 3).expand(5, 40, 3))),
 ]
+
+FIRST = list({case.op: case for case in reversed(CASES)}.values())[::-1]
+"""The first row of each op."""

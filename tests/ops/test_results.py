@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.ops.cases import CASES, OpCase
+from torch_max_backend import reports
 from torch_max_backend.ops.declaration import Tolerance, declaration_of, gradient
 
 pytestmark = pytest.mark.any_runner("ops in eager, which programs compute")
-HALF = (torch.bfloat16, torch.float16)
 
 
 def in_float64(x: Any) -> Any:
@@ -36,29 +36,37 @@ def hold(found: torch.Tensor, wanted: torch.Tensor, tolerance: Tolerance, dtype:
     )
 
 
-def check(case: OpCase, dtype: torch.dtype) -> None:
+def with_gradients(case: OpCase, args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    """Arguments that record gradients where the op has them, and the same in float64."""
     declaration = declaration_of(case.op)
-    args = case.made(dtype)
-    own = [
-        x.detach().requires_grad_() if n in declaration.differentiable and isinstance(x, torch.Tensor) else x
-        for n, x in zip(declaration.names, args)
-    ]
-    wide = [
-        in_float64(x).detach().requires_grad_(isinstance(x, torch.Tensor) and x.requires_grad)
-        if isinstance(x, torch.Tensor)
-        else x
-        for x in own
-    ]
+    has = [n in declaration.differentiable and isinstance(x, torch.Tensor) for n, x in zip(declaration.names, args)]
+    own = [x.detach().requires_grad_() if h else x for h, x in zip(has, args)]
+    wide = [in_float64(x).detach().requires_grad_() if h else in_float64(x) for h, x in zip(has, args)]
+    return own, wide
+
+
+def check(case: OpCase, dtype: torch.dtype) -> None:
+    """Call an op in eager, and compare results and gradients; all of it must be programs."""
+    declaration, known = declaration_of(case.op), len(reports())
+    own, wide = with_gradients(case, case.made(dtype))
     found, wanted = results_of(case.call(*own)), results_of(declaration.reference(*wide))
     for k, (f, w) in enumerate(zip(found, wanted, strict=True)):
         hold(f, w, declaration.tolerance, dtype, f"result {k}")
-    backward = gradient(declaration)
-    if backward is None:
+    if declaration.differentiable:
+        _check_gradients(case, dtype, (own, wide), (found, wanted))
+    else:
         assert not any(f.requires_grad for f in found)
-        return
-    generator = torch.Generator().manual_seed(3)
+    assert all(r.stats.regions == r.stats.programs for r in reports()[known:])
+
+
+def _check_gradients(case: OpCase, dtype: torch.dtype, args: Any, results: Any) -> None:
+    declaration = declaration_of(case.op)
+    backward = gradient(declaration)
+    assert backward is not None
+    (own, wide), (found, wanted) = args, results
     wanted = [w for f, w in zip(found, wanted) if f.requires_grad]
     found = [f for f in found if f.requires_grad]
+    generator = torch.Generator().manual_seed(3)
     slopes = [torch.randn(f.shape, generator=generator, dtype=torch.float64).to(f.dtype) for f in found]
     places = [k for k, x in enumerate(own) if isinstance(x, torch.Tensor) and x.requires_grad]
     ours = torch.autograd.grad(found, [own[k] for k in places], slopes)
@@ -67,11 +75,15 @@ def check(case: OpCase, dtype: torch.dtype) -> None:
         hold(f, w, backward.tolerance, dtype, f"gradient of {declaration.names[k]}")
 
 
-FIRST = {case.op: case for case in reversed(CASES)}
-"""The first row of each op."""
+QUICK = ("add_rms_norm", "layer_norm-sliced", "reduce-columns", "swiglu", "linear_cross_entropy", "rope_at-half")
+"""Rows that the ordinary run has: what programs of all ops compute is tested in one graph."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[] if str(c).startswith(QUICK) else pytest.mark.full) for c in CASES],
+    ids=str,
+)
 def test_float32(case: OpCase) -> None:
     check(case, torch.float32)
 

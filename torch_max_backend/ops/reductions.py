@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch_max_backend.ops.define import gradient_of, public_op
 from torch_max_backend.ops.precision import as_wide, rows_of
 
 _HOW = ("sum", "mean", "amax", "amin", "prod")
-Dims = Sequence[int] | None
+Dims = Collection[int] | None
 
 
 def _reduced(op: str, rank: int, dims: Dims) -> list[int]:

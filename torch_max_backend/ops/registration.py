@@ -61,8 +61,8 @@ def _autograd(declaration: Declaration) -> tuple[Callable[..., Any], Callable[..
 
     def keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         ctx.set_materialize_grads(True)
-        ctx.mark_non_differentiable(*(r for n, r in zip(results, output) if n in declaration.constant_results))
         returned = {"result": output} if declaration.returns_one else dict(zip(results, output))
+        ctx.mark_non_differentiable(*(returned[n] for n in declaration.constant_results))
         values = {**dict(zip(names, inputs)), **returned}
         ctx.kept = {n: v for n in needed() if not isinstance(v := values.get(n), torch.Tensor)}
         ctx.tensors = [n for n in needed() if n in values and n not in ctx.kept]
