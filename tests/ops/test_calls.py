@@ -13,8 +13,6 @@ from torch_max_backend.base.errors import RegistrationError
 from torch_max_backend.ops.declaration import ROUNDED_ONCE
 from torch_max_backend.ops.define import public_op
 
-pytestmark = pytest.mark.any_runner("ops in eager, which programs compute")
-
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
     return lambda: torch.zeros(shape, dtype=dtype)
@@ -60,6 +58,7 @@ ERRORS = [
 ]
 
 
+@pytest.mark.any_runner("nothing is computed")
 @pytest.mark.parametrize("is_fake", [False, True], ids=["eager", "fake"])
 @pytest.mark.parametrize(("op", "makers", "message"), ERRORS)
 def test_errors_name_argument_limit_and_value(op: Any, makers: Any, message: str, is_fake: bool) -> None:
@@ -69,6 +68,7 @@ def test_errors_name_argument_limit_and_value(op: Any, makers: Any, message: str
             op(*args)
 
 
+@pytest.mark.any_runner("nothing is computed")
 def test_a_layout_that_is_not_strided_is_an_error() -> None:
     with pytest.raises((ops.ArgumentError, NotImplementedError)):
         ops.gelu(torch.zeros(3, 3).to_sparse())
@@ -90,6 +90,7 @@ def test_sizes_of_one_and_short_ones(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(ops.softmax_online(x), torch.softmax(x, -1))
 
 
+@pytest.mark.any_runner("nothing is computed")
 def test_no_rows() -> None:
     x, weight = torch.randn(0, 4, requires_grad=True), torch.randn(4, requires_grad=True)
     y = ops.rms_norm(x, weight)
@@ -162,6 +163,7 @@ def test_parts_of_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(logits.numel() for logits in seen) == 500
 
 
+@pytest.mark.any_runner("nothing is computed")
 def test_a_name_is_taken_once() -> None:
     with pytest.raises((RegistrationError, RuntimeError)):
         public_op(
@@ -169,6 +171,7 @@ def test_a_name_is_taken_once() -> None:
         )(lambda x: x)
 
 
+@pytest.mark.any_runner("nothing is computed")
 def test_shapes_name_the_tensors_of_the_schema() -> None:
     with pytest.raises(RegistrationError, match=r"misnamed has the tensors \['x'\], and shapes of \['y'\]"):
         public_op(

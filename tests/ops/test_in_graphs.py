@@ -91,7 +91,6 @@ def test_a_loss_by_parts_is_a_library_call() -> None:
     assert not report.islands
 
 
-@pytest.mark.any_runner("another backend")
 def test_other_backends_call_the_op() -> None:
     def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return ops.swiglu(ops.rms_norm(x * 2, w), x).sum()
@@ -102,7 +101,6 @@ def test_other_backends_call_the_op() -> None:
         torch.testing.assert_close(f, wanted)
 
 
-@pytest.mark.any_runner("torch's own checks, without this backend")
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=[] if case.op in ("add_rms_norm", "reduce") else pytest.mark.full) for case in FIRST],

@@ -11,8 +11,6 @@ from tests.ops.cases import CASES, OpCase
 from torch_max_backend import reports
 from torch_max_backend.ops.declaration import Tolerance, declaration_of, gradient
 
-pytestmark = pytest.mark.any_runner("ops in eager, which programs compute")
-
 
 def in_float64(x: Any) -> Any:
     return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x

@@ -8,7 +8,6 @@ import torch
 
 from torch_max_backend import ops
 
-pytestmark = pytest.mark.any_runner("ops in eager, which programs compute")
 POINTS = 9
 
 
