@@ -21,6 +21,8 @@ from torch_max_backend.ops.arguments import Pattern, Sizes, bind, check_devices,
 
 NAMESPACE = "torch_max_backend"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+ROWS = (1024, 4096)
+"""What benchmarks of rows have."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32)
 
@@ -55,13 +57,28 @@ ROUNDED_ONCE = Tolerance(
 
 
 @dataclass(frozen=True)
+class Maker:
+    """Makes arguments of a benchmark, in a dtype and on a device."""
+
+    dtype: torch.dtype
+    device: str
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        """Random numbers."""
+        return torch.randn(shape, device=self.device).to(self.dtype)
+
+    def integers(self, below: int, *shape: int) -> torch.Tensor:
+        """Random integers from 0."""
+        return torch.randint(0, below, shape, device=self.device)
+
+
+@dataclass(frozen=True)
 class BenchmarkCase:
-    """Arguments that a benchmark calls an op with: ``make(dtype, device)`` gives them, in the schema's order."""
+    """Arguments that a benchmark calls an op with, and what a program without the op writes."""
 
     name: str
-    make: Callable[[torch.dtype, str], tuple[Any, ...]]
-    plain: Callable[..., Any] | None = None
-    """What a program without the op writes; the reference where it is missing."""
+    arguments: Callable[[Maker], tuple[Any, ...]]
+    plain: Callable[..., Any]
 
 
 Results = Sequence[str] | Callable[..., Sequence[tuple[Any, ...]]]

@@ -7,11 +7,10 @@ from torch.nn import functional as F
 
 from torch_max_backend.ops.activations import check_form, gelu_slope
 from torch_max_backend.ops.arguments import Sizes
-from torch_max_backend.ops.declaration import Tolerance
+from torch_max_backend.ops.declaration import BenchmarkCase, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
-from torch_max_backend.ops.precision import as_wide, rows_of, sum_of_rows
+from torch_max_backend.ops.precision import MaybeTensor, as_wide, rows_of, sum_of_rows
 
-_OPTIONAL = torch.Tensor | None
 _TOLERANCE = Tolerance(
     64, 4, 4, 64, "a product's sums are the library's, in float32; 16-bit results are rounded behind it and once more"
 )
@@ -22,8 +21,8 @@ def _flops(sizes: Sizes) -> int:
 
 
 def through_linear(
-    slope: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: _OPTIONAL
-) -> tuple[torch.Tensor, torch.Tensor, _OPTIONAL]:
+    slope: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: MaybeTensor
+) -> tuple[torch.Tensor, torch.Tensor, MaybeTensor]:
     """The gradients of ``F.linear(x, weight, bias)``, whose own gradient is ``slope``."""
     rows, inputs = slope.reshape(-1, slope.shape[-1]), x.reshape(-1, x.shape[-1])
     for_bias = None if bias is None else sum_of_rows(as_wide(slope)).to(bias.dtype)
@@ -39,9 +38,16 @@ def through_linear(
     autocast="lower",
     tolerance=_TOLERANCE,
     flops=_flops,
+    cases=(
+        BenchmarkCase(
+            "square",
+            lambda new: (new(256, 1024), new(1024, 1024), new(1024)),
+            lambda x, w, b: F.gelu(F.linear(x, w, b)),
+        ),
+    ),
 )
 def fused_linear_gelu(
-    x: torch.Tensor, weight: torch.Tensor, bias: _OPTIONAL = None, approximate: str = "none"
+    x: torch.Tensor, weight: torch.Tensor, bias: MaybeTensor = None, approximate: str = "none"
 ) -> torch.Tensor:
     """GELU of ``x @ weight.T + bias``. The backward computes the product again, so nothing but arguments is kept.
 
@@ -56,8 +62,8 @@ def fused_linear_gelu(
 
 @gradient_of("fused_linear_gelu", flops=lambda sizes: 3 * _flops(sizes))
 def _fused_linear_gelu_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: _OPTIONAL, approximate: str
-) -> tuple[torch.Tensor, torch.Tensor, _OPTIONAL]:
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: MaybeTensor, approximate: str
+) -> tuple[torch.Tensor, torch.Tensor, MaybeTensor]:
     before = as_wide(F.linear(x, weight, bias))
     return through_linear(gelu_slope(as_wide(grad), before, approximate).to(x.dtype), x, weight, bias)
 
@@ -71,9 +77,16 @@ def _fused_linear_gelu_backward(
     autocast="lower",
     tolerance=_TOLERANCE,
     flops=_flops,
+    cases=(
+        BenchmarkCase(
+            "square",
+            lambda new: (new(256, 1024), new(1024, 1024), new(1024), new(256, 1024)),
+            lambda x, w, b, y: F.linear(x, w, b) + y,
+        ),
+    ),
 )
 def fused_linear_bias_residual(
-    x: torch.Tensor, weight: torch.Tensor, bias: _OPTIONAL, residual: torch.Tensor
+    x: torch.Tensor, weight: torch.Tensor, bias: MaybeTensor, residual: torch.Tensor
 ) -> torch.Tensor:
     """``x @ weight.T + bias + residual``.
 
@@ -88,6 +101,6 @@ def fused_linear_bias_residual(
 
 @gradient_of("fused_linear_bias_residual")
 def _fused_linear_bias_residual_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: _OPTIONAL
-) -> tuple[torch.Tensor, torch.Tensor, _OPTIONAL]:
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: MaybeTensor
+) -> tuple[torch.Tensor, torch.Tensor, MaybeTensor]:
     return through_linear(grad, x, weight, bias)

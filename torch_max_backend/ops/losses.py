@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from torch_max_backend.ops.arguments import ArgumentError, Sizes
-from torch_max_backend.ops.declaration import INTEGERS, Tolerance
+from torch_max_backend.ops.declaration import INTEGERS, ROWS, BenchmarkCase, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
 from torch_max_backend.ops.precision import as_wide, rows_of
 
@@ -40,6 +40,13 @@ def _log_sum(wide: torch.Tensor) -> torch.Tensor:
     autocast="float32",
     tolerance=_TOLERANCE,
     flops=lambda sizes: 5 * rows_of(sizes) * sizes["v"],
+    cases=(
+        BenchmarkCase(
+            "classes",
+            lambda new: (new(*ROWS), new.integers(4096, 1024)),
+            lambda x, t: F.cross_entropy(x, t, reduction="none"),
+        ),
+    ),
 )
 def cross_entropy(
     logits: torch.Tensor, target: torch.Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
@@ -129,6 +136,13 @@ def _flops(sizes: Sizes) -> Any:
     tolerance=Tolerance(64, 2, 2, 64, "logits are rounded to the arguments' dtype, as a product's are", True),
     flops=_flops,
     kernel=_by_parts,
+    cases=(
+        BenchmarkCase(
+            "classes",
+            lambda new: (new(512, 512), new(8192, 512), new.integers(8192, 512)),
+            lambda x, w, t: F.cross_entropy(F.linear(x, w), t, reduction="none"),
+        ),
+    ),
 )
 def linear_cross_entropy(
     x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignore_index: int = -100

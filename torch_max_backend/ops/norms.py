@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
-from torch_max_backend.ops.declaration import FLOATS, Tolerance
+from torch_max_backend.ops.declaration import FLOATS, ROWS, BenchmarkCase, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
-from torch_max_backend.ops.precision import as_wide, rows_of, sum_of_rows
+from torch_max_backend.ops.precision import MaybeTensor, as_wide, rows_of, sum_of_rows
 
 _TOLERANCE = Tolerance(
     32, 2, 2, 32, "sums over a row are kept in float32, whose error grows with the row's length; rounded once"
 )
-_OPTIONAL = torch.Tensor | None
 
 
 def _root(x: torch.Tensor, eps: float) -> torch.Tensor:
     return torch.rsqrt(x.square().mean(-1) + eps).unsqueeze(-1)
 
 
-def _scaled(x: torch.Tensor, weight: _OPTIONAL) -> torch.Tensor:
+def _scaled(x: torch.Tensor, weight: MaybeTensor) -> torch.Tensor:
     return x if weight is None else x * weight.to(x.dtype)
 
 
-def _for_weight(x: torch.Tensor, weight: _OPTIONAL) -> _OPTIONAL:
+def _for_weight(x: torch.Tensor, weight: MaybeTensor) -> MaybeTensor:
     return None if weight is None else sum_of_rows(x).to(weight.dtype)
 
 
@@ -34,8 +34,9 @@ def _for_weight(x: torch.Tensor, weight: _OPTIONAL) -> _OPTIONAL:
     differentiable=("x", "weight"),
     tolerance=_TOLERANCE,
     flops=lambda sizes: 5 * rows_of(sizes) * sizes["n"],
+    cases=(BenchmarkCase("rows", lambda new: (new(*ROWS), new(4096)), lambda x, w: F.rms_norm(x, (4096,), w, 1e-6)),),
 )
-def rms_norm(x: torch.Tensor, weight: _OPTIONAL = None, eps: float = 1e-6) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: MaybeTensor = None, eps: float = 1e-6) -> torch.Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, in the dtype of ``x``.
 
     Args:
@@ -49,8 +50,8 @@ def rms_norm(x: torch.Tensor, weight: _OPTIONAL = None, eps: float = 1e-6) -> to
 
 @gradient_of("rms_norm")
 def _rms_norm_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: _OPTIONAL, eps: float
-) -> tuple[torch.Tensor, _OPTIONAL]:
+    grad: torch.Tensor, x: torch.Tensor, weight: MaybeTensor, eps: float
+) -> tuple[torch.Tensor, MaybeTensor]:
     wide, slope = as_wide(x), as_wide(grad)
     root = _root(wide, eps)
     y = wide * root
@@ -68,9 +69,16 @@ def _rms_norm_backward(
     same_gradient={"residual": "x"},
     tolerance=_TOLERANCE,
     flops=lambda sizes: 6 * rows_of(sizes) * sizes["n"],
+    cases=(
+        BenchmarkCase(
+            "rows",
+            lambda new: (new(*ROWS), new(*ROWS), new(4096)),
+            lambda x, y, w: (F.rms_norm(x + y, (4096,), w, 1e-6), x + y),
+        ),
+    ),
 )
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: _OPTIONAL = None, eps: float = 1e-6
+    x: torch.Tensor, residual: torch.Tensor, weight: MaybeTensor = None, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`rms_norm` of ``x + residual``, and the sum. The norm is that of the sum as it is returned.
 
@@ -87,8 +95,8 @@ def add_rms_norm(
 
 @gradient_of("add_rms_norm")
 def _add_rms_norm_backward(
-    grad_normed: torch.Tensor, grad_sum: torch.Tensor, sum: torch.Tensor, weight: _OPTIONAL, eps: float
-) -> tuple[torch.Tensor, _OPTIONAL]:
+    grad_normed: torch.Tensor, grad_sum: torch.Tensor, sum: torch.Tensor, weight: MaybeTensor, eps: float
+) -> tuple[torch.Tensor, MaybeTensor]:
     wide, slope = as_wide(sum), as_wide(grad_normed)
     root = _root(wide, eps)
     y = wide * root
@@ -104,12 +112,12 @@ def _standardized(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tens
     return centered * root, root
 
 
-def _affine(y: torch.Tensor, weight: _OPTIONAL, bias: _OPTIONAL) -> torch.Tensor:
+def _affine(y: torch.Tensor, weight: MaybeTensor, bias: MaybeTensor) -> torch.Tensor:
     scaled = _scaled(y, weight)
     return scaled if bias is None else scaled + bias.to(y.dtype)
 
 
-def _through_layer_norm(slope: torch.Tensor, y: torch.Tensor, root: torch.Tensor, weight: _OPTIONAL) -> torch.Tensor:
+def _through_layer_norm(slope: torch.Tensor, y: torch.Tensor, root: torch.Tensor, weight: MaybeTensor) -> torch.Tensor:
     scaled = _scaled(slope, weight)
     return root * (scaled - scaled.mean(-1).unsqueeze(-1) - y * (scaled * y).mean(-1).unsqueeze(-1))
 
@@ -122,8 +130,15 @@ def _through_layer_norm(slope: torch.Tensor, y: torch.Tensor, root: torch.Tensor
     differentiable=("x", "weight", "bias"),
     tolerance=_TOLERANCE,
     flops=lambda sizes: 8 * rows_of(sizes) * sizes["n"],
+    cases=(
+        BenchmarkCase(
+            "rows", lambda new: (new(*ROWS), new(4096), new(4096)), lambda x, w, b: F.layer_norm(x, (4096,), w, b)
+        ),
+    ),
 )
-def layer_norm(x: torch.Tensor, weight: _OPTIONAL = None, bias: _OPTIONAL = None, eps: float = 1e-5) -> torch.Tensor:
+def layer_norm(
+    x: torch.Tensor, weight: MaybeTensor = None, bias: MaybeTensor = None, eps: float = 1e-5
+) -> torch.Tensor:
     """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` over the last dimension, in the dtype of ``x``.
 
     Args:
@@ -137,8 +152,8 @@ def layer_norm(x: torch.Tensor, weight: _OPTIONAL = None, bias: _OPTIONAL = None
 
 @gradient_of("layer_norm")
 def _layer_norm_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: _OPTIONAL, bias: _OPTIONAL, eps: float
-) -> tuple[torch.Tensor, _OPTIONAL, _OPTIONAL]:
+    grad: torch.Tensor, x: torch.Tensor, weight: MaybeTensor, bias: MaybeTensor, eps: float
+) -> tuple[torch.Tensor, MaybeTensor, MaybeTensor]:
     slope = as_wide(grad)
     y, root = _standardized(as_wide(x), eps)
     for_x = _through_layer_norm(slope, y, root, weight)
@@ -155,9 +170,16 @@ def _layer_norm_backward(
     same_gradient={"residual": "x"},
     tolerance=_TOLERANCE,
     flops=lambda sizes: 9 * rows_of(sizes) * sizes["n"],
+    cases=(
+        BenchmarkCase(
+            "rows",
+            lambda new: (new(*ROWS), new(*ROWS), new(4096), new(4096)),
+            lambda x, y, w, b: (F.layer_norm(x + y, (4096,), w, b), x + y),
+        ),
+    ),
 )
 def add_layer_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: _OPTIONAL = None, bias: _OPTIONAL = None, eps: float = 1e-5
+    x: torch.Tensor, residual: torch.Tensor, weight: MaybeTensor = None, bias: MaybeTensor = None, eps: float = 1e-5
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`layer_norm` of ``x + residual``, and the sum. The norm is that of the sum as it is returned.
 
@@ -177,10 +199,10 @@ def _add_layer_norm_backward(
     grad_normed: torch.Tensor,
     grad_sum: torch.Tensor,
     sum: torch.Tensor,
-    weight: _OPTIONAL,
-    bias: _OPTIONAL,
+    weight: MaybeTensor,
+    bias: MaybeTensor,
     eps: float,
-) -> tuple[torch.Tensor, _OPTIONAL, _OPTIONAL]:
+) -> tuple[torch.Tensor, MaybeTensor, MaybeTensor]:
     slope = as_wide(grad_normed)
     y, root = _standardized(as_wide(sum), eps)
     for_x = _through_layer_norm(slope, y, root, weight) + as_wide(grad_sum)

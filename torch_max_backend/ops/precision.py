@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from torch_max_backend.ops.arguments import BATCH, Sizes
+
+MaybeTensor: TypeAlias = torch.Tensor | None
 
 
 def as_wide(x: torch.Tensor) -> torch.Tensor:

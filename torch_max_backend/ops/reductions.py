@@ -7,9 +7,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from torch_max_backend.ops.arguments import ArgumentError, Sizes
-from torch_max_backend.ops.declaration import ROUNDED_ONCE, Tolerance
+from torch_max_backend.ops.declaration import ROUNDED_ONCE, ROWS, BenchmarkCase, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
 from torch_max_backend.ops.precision import as_wide, rows_of
 
@@ -54,6 +55,11 @@ def _reduced_shape(sizes: Sizes, x: torch.Tensor, how: str, dims: Dims, keepdim:
     merges_batch=False,
     tolerance=Tolerance(64, 2, 2, 64, "partial results are float32; the error of a sum grows with its length"),
     flops=lambda sizes: rows_of(sizes),
+    cases=(
+        BenchmarkCase("sum of rows", lambda new: (new(*ROWS), "sum", [1]), lambda x, how, dims: x.sum(dims)),
+        BenchmarkCase("sum of columns", lambda new: (new(*ROWS), "sum", [0]), lambda x, how, dims: x.sum(dims)),
+        BenchmarkCase("largest of rows", lambda new: (new(*ROWS), "amax", [1]), lambda x, how, dims: x.amax(dims)),
+    ),
 )
 def reduce(x: torch.Tensor, how: str = "sum", dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
     """The sum, mean, largest or smallest element, or product over some dimensions.
@@ -133,6 +139,7 @@ def _check_softmax(sizes: Sizes, x: torch.Tensor, dim: int) -> None:
     autocast="float32",
     tolerance=ROUNDED_ONCE,
     flops=lambda sizes: 5 * rows_of(sizes),
+    cases=(BenchmarkCase("rows", lambda new: (new(*ROWS),), lambda x: F.softmax(x, -1)),),
 )
 def softmax_online(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Softmax along one dimension, in the dtype of ``x``; a 16-bit one is computed in float32.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.ops.arguments import Sizes
-from torch_max_backend.ops.declaration import FLOATS, INTEGERS, Tolerance
+from torch_max_backend.ops.declaration import FLOATS, INTEGERS, BenchmarkCase, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
 from torch_max_backend.ops.precision import as_wide, rows_of
 
@@ -37,6 +37,12 @@ def _angles(x: torch.Tensor, positions: torch.Tensor, base: float) -> tuple[torc
     return angle.cos(), angle.sin()
 
 
+def _plain_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """What a program without the op writes."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
 def _flops(sizes: Sizes) -> Any:
     return 6 * rows_of(sizes) * sizes["s"] * sizes["r"]
 
@@ -49,6 +55,7 @@ def _flops(sizes: Sizes) -> Any:
     differentiable=("x",),
     tolerance=_TOLERANCE,
     flops=_flops,
+    cases=(BenchmarkCase("half", lambda new: (new(64, 512, 128), new(512, 64), new(512, 64)), _plain_rope),),
 )
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """Turn pairs of columns by angles whose cosines and sines are in tables.
@@ -77,6 +84,13 @@ def _rope_backward(grad: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, int
     differentiable=("x",),
     tolerance=_OF_POSITIONS,
     flops=_flops,
+    cases=(
+        BenchmarkCase(
+            "half",
+            lambda new: (new(64, 512, 128), new.integers(4096, 512).expand(64, 512)),
+            lambda x, p: _plain_rope(x, *_angles(x, p, 10000.0)),
+        ),
+    ),
 )
 def rope_at(x: torch.Tensor, positions: torch.Tensor, base: float = 10000.0, interleaved: bool = False) -> torch.Tensor:
     """Turn pairs of columns by angles of positions: pair i of r by ``position * base^(-i / r)``.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.ops.arguments import ArgumentError, Sizes
-from torch_max_backend.ops.declaration import Tolerance
+from torch_max_backend.ops.declaration import BenchmarkCase, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
 from torch_max_backend.ops.precision import as_wide, rows_of
 
@@ -49,6 +49,7 @@ def _inverse(distance: torch.Tensor) -> torch.Tensor:
     autocast="float32",
     tolerance=_TOLERANCE,
     flops=lambda sizes: 9 * _pairs(sizes),
+    cases=(BenchmarkCase("frames", lambda new: (new(32, 256, 3),), lambda x: torch.cdist(x, x)),),
 )
 def pairwise_distance(points: torch.Tensor) -> torch.Tensor:
     """The distances of all pairs of points. Where two points coincide, the gradient of their distance is 0.
@@ -70,6 +71,9 @@ def _pairwise_distance_backward(grad: torch.Tensor, points: torch.Tensor) -> tup
     return ((share.unsqueeze(-1) * apart).sum(-2).to(points.dtype),)
 
 
+_BITS = 2 ** torch.arange(8, dtype=torch.uint8)
+
+
 def _is_near(points: torch.Tensor, cutoff: float) -> torch.Tensor:
     return _apart(points).square().sum(-1) < cutoff * cutoff
 
@@ -88,6 +92,7 @@ def _check_cutoff(op: str, cutoff: float) -> None:
     autocast="float32",
     tolerance=Tolerance(0, 0, 0, 0, "a comparison, of squares in float32"),
     flops=lambda sizes: 9 * _pairs(sizes),
+    cases=(BenchmarkCase("frames", lambda new: (new(32, 256, 3), 1.0), lambda x, cutoff: torch.cdist(x, x) < cutoff),),
 )
 def contact_map(points: torch.Tensor, cutoff: float) -> torch.Tensor:
     """Which pairs of points are nearer than ``cutoff``; a point is in contact with itself.
@@ -115,6 +120,15 @@ def _packed_shape(sizes: Sizes, points: torch.Tensor, cutoff: float) -> list[tup
     autocast="float32",
     tolerance=Tolerance(0, 0, 0, 0, "a comparison, of squares in float32"),
     flops=lambda sizes: 9 * _pairs(sizes),
+    cases=(
+        BenchmarkCase(
+            "frames",
+            lambda new: (new(32, 256, 3), 1.0),
+            lambda x, cutoff: ((torch.cdist(x, x) < cutoff).unflatten(-1, (-1, 8)) * _BITS.to(x.device)).sum(
+                -1, dtype=torch.uint8
+            ),
+        ),
+    ),
 )
 def contact_map_packed(points: torch.Tensor, cutoff: float) -> torch.Tensor:
     """:func:`contact_map` with eight pairs in a byte, as ``numpy.packbits(..., bitorder="little")`` has them.
@@ -142,6 +156,13 @@ def contact_map_packed(points: torch.Tensor, cutoff: float) -> torch.Tensor:
     autocast="float32",
     tolerance=_OF_SUMS,
     flops=lambda sizes: 9 * rows_of(sizes) * sizes["n"],
+    cases=(
+        BenchmarkCase(
+            "frames",
+            lambda new: (new(1024, 512, 3), new(512, 3).expand(1024, 512, 3)),
+            lambda a, b: (a - b).square().sum(-1).mean(-1).sqrt(),
+        ),
+    ),
 )
 def rmsd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The root of the mean squared distance of corresponding points. Where it is 0, so is the gradient.
@@ -225,6 +246,16 @@ def _best_quaternion(matrix: torch.Tensor) -> torch.Tensor:
     return column / column.square().sum(-1).sqrt().unsqueeze(-1)
 
 
+def _plain_aligned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """What a program without the op writes, by singular values."""
+    own, other = a - a.mean(-2, keepdim=True), b - b.mean(-2, keepdim=True)
+    u, s, vt = torch.linalg.svd(own.mT @ other)
+    sign = torch.linalg.det(u @ vt).sign().unsqueeze(-1)
+    best = (s * torch.cat([torch.ones_like(s[..., :2]), sign], -1)).sum(-1)
+    left = own.square().sum((-2, -1)) + other.square().sum((-2, -1)) - 2 * best
+    return (left.clamp_min(0) / a.shape[-2]).sqrt()
+
+
 @public_op(
     "rmsd_aligned(Tensor a, Tensor b) -> (Tensor rmsd, Tensor rotation)",
     shapes={"a": "... n 3", "b": "... n 3"},
@@ -235,6 +266,7 @@ def _best_quaternion(matrix: torch.Tensor) -> torch.Tensor:
     autocast="float32",
     tolerance=_OF_SUMS,
     flops=lambda sizes: rows_of(sizes) * (50 * sizes["n"] + _SQUARINGS * 132),
+    cases=(BenchmarkCase("frames", lambda new: (new(1024, 512, 3), new(512, 3).expand(1024, 512, 3)), _plain_aligned),),
 )
 def rmsd_aligned(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`rmsd` after the translation and rotation that make it smallest (Kabsch), and that rotation.
