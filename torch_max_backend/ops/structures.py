@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -189,43 +190,54 @@ def _share_of_points(slope: torch.Tensor, apart: torch.Tensor) -> torch.Tensor:
     return (slope * _inverse(deviation) / apart.shape[-2]).unsqueeze(-1).unsqueeze(-1)
 
 
-def _centered(x: torch.Tensor) -> torch.Tensor:
+Columns = tuple[torch.Tensor, ...]
+"""The three coordinates of points, each [..., n]."""
+
+
+def _columns(x: torch.Tensor) -> Columns:
+    """Coordinates in float64, relative to the first point, so that none is large against the structure."""
     wide = x.double()
-    return wide - wide.mean(-2).unsqueeze(-2)
+    return (wide - wide[..., :1, :]).unbind(-1)
 
 
-def _covariance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``sum over points of a_i b_j``: [..., 3, 3]."""
-    return (a.unsqueeze(-1) * b.unsqueeze(-2)).sum(-3)
+def _covariance(a: Columns, b: Columns) -> list[list[torch.Tensor]]:
+    """The mean of ``(a_i - mean(a_i)) * (b_j - mean(b_j))``, by sums that one pass over the points gives."""
+    means = [y.mean(-1) for y in b]
+    return [[(x * y).mean(-1) - x.mean(-1) * mean for y, mean in zip(b, means)] for x in a]
 
 
-def rotation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The proper rotation that moves ``a`` closest to ``b``: ``a @ rotation`` is near ``b``. Both are centered.
+def _matrix(rows: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    return torch.stack([torch.stack(list(row), -1) for row in rows], -2)
+
+
+def rotation(a: Columns, b: Columns) -> torch.Tensor:
+    """The proper rotation that moves ``a`` closest to ``b``: ``a @ rotation`` and ``b`` differ by a translation.
 
     It is that of the quaternion for which Horn's symmetric 4 x 4 matrix has its largest eigenvalue (Horn 1987, "Closed-
     form solution of absolute orientation using unit quaternions"). The matrix, made positive, is squared until all but
     the part of that eigenvalue is gone. Where the eigenvalue is a multiple one, as for points on a line or for mirror
     images, the columns are in its space all the same, and each of them is a best rotation.
     """
-    quaternion = _best_quaternion(_horn(_covariance(a, b)))
-    w, x, y, z = quaternion.unbind(-1)
-    rows = [
-        (w * w + x * x - y * y - z * z, 2 * (x * y + w * z), 2 * (x * z - w * y)),
-        (2 * (x * y - w * z), w * w - x * x + y * y - z * z, 2 * (y * z + w * x)),
-        (2 * (x * z + w * y), 2 * (y * z - w * x), w * w - x * x - y * y + z * z),
-    ]
-    return torch.stack([torch.stack(row, -1) for row in rows], -2)
+    w, x, y, z = _best_quaternion(_horn(_covariance(a, b))).unbind(-1)
+    return _matrix(
+        [
+            (w * w + x * x - y * y - z * z, 2 * (x * y + w * z), 2 * (x * z - w * y)),
+            (2 * (x * y - w * z), w * w - x * x + y * y - z * z, 2 * (y * z + w * x)),
+            (2 * (x * z + w * y), 2 * (y * z - w * x), w * w - x * x - y * y + z * z),
+        ]
+    )
 
 
-def _horn(covariance: torch.Tensor) -> torch.Tensor:
-    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = (row.unbind(-1) for row in covariance.unbind(-2))
-    rows = [
-        (xx + yy + zz, yz - zy, zx - xz, xy - yx),
-        (yz - zy, xx - yy - zz, xy + yx, zx + xz),
-        (zx - xz, xy + yx, yy - xx - zz, yz + zy),
-        (xy - yx, zx + xz, yz + zy, zz - xx - yy),
-    ]
-    return torch.stack([torch.stack(row, -1) for row in rows], -2)
+def _horn(covariance: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = covariance
+    return _matrix(
+        [
+            (xx + yy + zz, yz - zy, zx - xz, xy - yx),
+            (yz - zy, xx - yy - zz, xy + yx, zx + xz),
+            (zx - xz, xy + yx, yy - xx - zz, yz + zy),
+            (xy - yx, zx + xz, yz + zy, zz - xx - yy),
+        ]
+    )
 
 
 def _best_quaternion(matrix: torch.Tensor) -> torch.Tensor:
@@ -281,15 +293,23 @@ def rmsd_aligned(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.
         [...], in the unit of the points, and [..., 3, 3] in float32 (float64 for float64): with both structures
         centered, ``a @ rotation`` lies on ``b``.
     """
-    own, other = _centered(a), _centered(b)
+    own, other = _columns(a), _columns(b)
     turn = rotation(own, other)
-    deviation = _root(_between(own, other, turn).square().sum(-1).mean(-1))
-    return deviation.to(a.dtype), turn.to(as_wide(a).dtype)
+    return _deviation(_between(own, other, turn)).to(a.dtype), turn.to(as_wide(a).dtype)
 
 
-def _between(own: torch.Tensor, other: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """What is left between two structures, one of which is turned."""
-    return (own.unsqueeze(-1) * turn.unsqueeze(-3)).sum(-2) - other
+def _between(own: Columns, other: Columns, turn: torch.Tensor) -> Columns:
+    """What is left between two structures, of which one is turned and moved, in coordinates."""
+    left = []
+    for j, y in enumerate(other):
+        factors = [turn[..., i, j] for i in range(3)]
+        moved = y.mean(-1) - sum(x.mean(-1) * f for x, f in zip(own, factors))
+        left.append(sum(x * f.unsqueeze(-1) for x, f in zip(own, factors)) - y + moved.unsqueeze(-1))
+    return tuple(left)
+
+
+def _deviation(left: Columns) -> torch.Tensor:
+    return _root(sum(d.square() for d in left).mean(-1))
 
 
 @gradient_of("rmsd_aligned")
@@ -297,7 +317,8 @@ def _rmsd_aligned_backward(
     grad_rmsd: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rotation: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     turn = rotation.double()
-    left = _between(_centered(a), _centered(b), turn)
-    found = left * _share_of_points(grad_rmsd.double(), left)
-    back = (found.unsqueeze(-2) * turn.unsqueeze(-3)).sum(-1)
-    return back.to(a.dtype), (-found).to(b.dtype)
+    left = _between(_columns(a), _columns(b), turn)
+    share = (grad_rmsd.double() * _inverse(_deviation(left)) / a.shape[-2]).unsqueeze(-1)
+    found = [d * share for d in left]
+    back = [sum(d * turn[..., i, j].unsqueeze(-1) for j, d in enumerate(found)) for i in range(3)]
+    return torch.stack(back, -1).to(a.dtype), -torch.stack(found, -1).to(b.dtype)
