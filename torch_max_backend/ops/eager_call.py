@@ -18,6 +18,8 @@ import torch
 
 from torch_max_backend.ops.arguments import BATCH, Size, Sizes
 from torch_max_backend.ops.declaration import Declaration
+from torch_max_backend.ops.kept_programs import OpProgram, kept_program, parts_of
+from torch_max_backend.options import resolve
 
 SHORT = 32
 """Sizes below this count as short: a program for them may put them in one vector, or give none to a thread."""
@@ -85,7 +87,7 @@ class EagerCall:
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
         self.calls: dict[Any, Call] = {}
-        self.programs: dict[Signature, list[Any]] = {}
+        self.programs: dict[Signature, list[OpProgram]] = {}
         self.lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
@@ -141,15 +143,22 @@ class EagerCall:
         return _call(d, program, args, views, shapes if merges else None)
 
     def _program(self, signature: Signature, values: dict[str, int], args: tuple[Any, ...]) -> Call:
-        from torch_max_backend.ops.tracing import traced_program
-
         with self.lock:
             known = self.programs.setdefault(signature, [])
             program = next((p for p in known if p.holds(values)), None)
             if program is None:
-                program = traced_program(self.declaration, signature, values, args)
+                program = self._new_program(signature, values, args)
                 known.append(program)
-        return functools.partial(program.call, *(values[name] for name in program.symbols))
+        return functools.partial(program.call, *(values[name] for name in program.names))
+
+    def _new_program(self, signature: Signature, values: dict[str, int], args: tuple[Any, ...]) -> OpProgram:
+        options = resolve({"executor": "auto", "compile": "wait", "fallback": "error"}, None)
+        kept = kept_program(parts_of(self.declaration.name, repr(signature), options), options)
+        if kept is not None and kept.holds(values):
+            return kept
+        from torch_max_backend.ops.tracing import traced_program
+
+        return traced_program(self.declaration, signature, values, args, options)
 
 
 def _hashable(x: Any) -> Any:

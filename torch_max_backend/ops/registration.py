@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +17,7 @@ from torch_max_backend.ops.eager_call import EagerCall
 def register(declaration: Declaration) -> None:
     """Give an op that is defined everything else it needs."""
     name = f"{NAMESPACE}::{declaration.name}"
-    kernel = EagerCall(declaration)
-    call = torch._disable_dynamo(lambda *args: kernel(*args))  # of a function: it notes something there
+    call = _unseen_by_dynamo(EagerCall(declaration))
     for device in ("CPU", "CUDA"):
         LIBRARY.impl(declaration.name, call, device)
         LIBRARY.impl(declaration.name, _autocast(declaration, f"Autocast{device}"), f"Autocast{device}")
@@ -32,6 +32,16 @@ def register(declaration: Declaration) -> None:
         decompose(declaration.overload, declaration.dense_reference)
     else:
         add_library(declaration.overload, NAMESPACE)
+
+
+def _unseen_by_dynamo(kernel: EagerCall) -> Callable[..., Any]:
+    """The kernel as a function that Dynamo does not trace. It takes seconds to import, so that is left to others."""
+    disabled = torch._disable_dynamo(lambda *args: kernel(*args))  # of a function: it notes something there
+
+    def call(*args: Any) -> Any:
+        return (disabled if "torch._dynamo" in sys.modules else kernel)(*args)
+
+    return call
 
 
 def _fake(declaration: Declaration) -> Callable[..., Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -15,34 +14,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.printers import PythonPrinter
 
 from torch_max_backend.base.errors import CompileError
 from torch_max_backend.capture.decompositions import decomposition_table
 from torch_max_backend.frontend.pipeline import compile_graph
 from torch_max_backend.ops.declaration import Declaration
 from torch_max_backend.ops.eager_call import SHORT, Layout, Signature
-from torch_max_backend.options import resolve
+from torch_max_backend.ops.kept_programs import OpProgram, keep_program, parts_of
+from torch_max_backend.options import Options
 from torch_max_backend.runtime.session import check_device, choose_memory_share
 
 TYPICAL = 1024
 """What a long size counts as where a program is scheduled. Other sizes run the same program."""
-
-
-@dataclass(frozen=True)
-class TracedProgram:
-    """A program, and what must hold of its sizes beside its signature: ``guards`` in terms of ``symbols``.
-
-    ``call`` takes what these stand for, in order, and then the tensors.
-    """
-
-    call: Callable[..., Any]
-    guards: tuple[sympy.Basic, ...]
-    symbols: dict[str, sympy.Symbol]
-
-    def holds(self, values: dict[str, int]) -> bool:
-        """Whether the program is right for these sizes."""
-        known = {symbol: sympy.Integer(values[name]) for name, symbol in self.symbols.items()}
-        return all(bool(guard.xreplace(known)) for guard in self.guards)
 
 
 class _Sizes:
@@ -82,9 +66,9 @@ class _Sizes:
 
 
 def traced_program(
-    declaration: Declaration, signature: Signature, values: dict[str, int], args: Sequence[Any]
-) -> TracedProgram:
-    """Trace and compile the reference.
+    declaration: Declaration, signature: Signature, values: dict[str, int], args: Sequence[Any], options: Options
+) -> OpProgram:
+    """Trace and compile the reference, and keep what that gives.
 
     Args:
         values: What the names of a signature are in the call at hand.
@@ -93,7 +77,6 @@ def traced_program(
     Raises:
         CompileError: Mojo refuses the kernels.
     """
-    options = resolve({"executor": "auto", "compile": "wait", "fallback": "error"}, None)
     devices = {x.device for x in declaration.given(args).values()}
     if any(device.type != "cpu" for device in devices):
         choose_memory_share(options.gpu_memory_share, options.device_graphs)
@@ -118,8 +101,13 @@ def traced_program(
         graph = compile_graph(gm, inputs, options=options)
     if graph.direct is None:
         raise CompileError(f"the reference of {declaration.name} returns one of its arguments")
-    guards = tuple(guard.expr for guard in sizes.env.guards)
-    return TracedProgram(graph.direct, guards, sizes.symbols)
+    places_of = {symbol: sympy.Symbol(f"s{k}", integer=True) for k, symbol in enumerate(sizes.symbols.values())}
+    guards = tuple(PythonPrinter().doprint(guard.expr.xreplace(places_of)) for guard in sizes.env.guards)
+    program = OpProgram(graph.direct, tuple(sizes.symbols), guards)
+    if graph.saved is not None and all(device.type == "cpu" for device in devices):
+        parts = parts_of(declaration.name, repr(signature), options)
+        keep_program(parts, options, graph.saved.spec, graph.saved.keys, program)
+    return program
 
 
 @contextlib.contextmanager
