@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torch_max_backend import ops, reports
+from torch_max_backend import compile_together, ops, reports
 from torch_max_backend.base.errors import RegistrationError
-from torch_max_backend.ops.declaration import ROUNDED_ONCE
+from torch_max_backend.ops.declaration import ROUNDED_ONCE, declaration_of
 from torch_max_backend.ops.define import public_op
+from torch_max_backend.ops.eager_call import EagerCall
+from torch_max_backend.options import resolve
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
@@ -104,6 +107,18 @@ def test_results_do_not_share_memory_with_arguments() -> None:
     x = torch.randn(3, 4)
     for y in (ops.reduce(x, "sum", []), ops.copy_transpose(x), ops.copy_transpose(x[:1])):
         assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def test_compiles_are_put_off_with_those_of_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch compiles an op's program too; until then PyTorch computes the reference."""
+    monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
+    call, x = EagerCall(declaration_of("swiglu")), torch.randn(40, 64)
+    with compile_together(resolve({"fallback": "error"}, None)):
+        early = call(x, x)
+    known = len(reports())
+    torch.testing.assert_close(call(x, x), early)
+    (report,) = reports()[known:]
+    assert report.stats.hits == 1
 
 
 def test_vmap() -> None:

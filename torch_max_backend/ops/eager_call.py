@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from torch_max_backend.compile.pending import is_deferring
 from torch_max_backend.ops.arguments import BATCH, Size, Sizes
 from torch_max_backend.ops.declaration import Declaration
 from torch_max_backend.ops.kept_programs import OpProgram, kept_program, parts_of
@@ -106,7 +107,8 @@ class EagerCall:
             call = self._prepared(args)
             if len(self.calls) >= MOST_KEPT:
                 self.calls.clear()
-            self.calls[key] = call
+            if not is_deferring():
+                self.calls[key] = call
         return call(*args)
 
     def _prepared(self, args: tuple[Any, ...]) -> Call:
@@ -121,7 +123,7 @@ class EagerCall:
         if d.kernel is not None:
             return d.kernel
         if any(t.numel() == 0 for t in d.given(args).values()):
-            return _nothing_to_compute(d)
+            return _by_torch(d)
         shapes = d.result_shapes(sizes, args)
         groups = _merged(d, args, sizes)
         merges = any(len(g) > 1 for g in groups)
@@ -140,18 +142,21 @@ class EagerCall:
             layouts.append(layout_of(args[k], shape, strides, names, values))
         others = tuple(_hashable(x) for k, x in enumerate(args) if k not in d.tensors)
         program = self._program(Signature(tuple(layouts), others), values, args)
-        return _call(d, program, args, views, shapes if merges else None)
+        return _by_torch(d) if program is None else _call(d, program, args, views, shapes if merges else None)
 
-    def _program(self, signature: Signature, values: dict[str, int], args: tuple[Any, ...]) -> Call:
+    def _program(self, signature: Signature, values: dict[str, int], args: tuple[Any, ...]) -> Call | None:
+        """The program of a signature, for these sizes; nothing while compiles are put off."""
         with self.lock:
             known = self.programs.setdefault(signature, [])
             program = next((p for p in known if p.holds(values)), None)
             if program is None:
                 program = self._new_program(signature, values, args)
+                if program is None:
+                    return None
                 known.append(program)
         return functools.partial(program.call, *(values[name] for name in program.names))
 
-    def _new_program(self, signature: Signature, values: dict[str, int], args: tuple[Any, ...]) -> OpProgram:
+    def _new_program(self, signature: Signature, values: dict[str, int], args: tuple[Any, ...]) -> OpProgram | None:
         options = resolve({"executor": "auto", "compile": "wait", "fallback": "error"}, None)
         kept = kept_program(parts_of(self.declaration.name, repr(signature), options), options)
         if kept is not None and kept.holds(values):
@@ -165,8 +170,8 @@ def _hashable(x: Any) -> Any:
     return tuple(x) if isinstance(x, list) else x
 
 
-def _nothing_to_compute(d: Declaration) -> Call:
-    """For a tensor without elements: results are empty, or what PyTorch gives for a sum of nothing."""
+def _by_torch(d: Declaration) -> Call:
+    """The reference in PyTorch: of tensors without elements, and while compiles are put off."""
     return lambda *args: d.dense_reference(*d.filled(args))
 
 

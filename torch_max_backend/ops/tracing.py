@@ -18,6 +18,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from torch_max_backend.base.errors import CompileError
 from torch_max_backend.capture.decompositions import decomposition_table
+from torch_max_backend.compile.pending import is_deferring
 from torch_max_backend.frontend.pipeline import compile_graph
 from torch_max_backend.ops.declaration import Declaration
 from torch_max_backend.ops.eager_call import SHORT, Layout, Signature
@@ -67,8 +68,8 @@ class _Sizes:
 
 def traced_program(
     declaration: Declaration, signature: Signature, values: dict[str, int], args: Sequence[Any], options: Options
-) -> OpProgram:
-    """Trace and compile the reference, and keep what that gives.
+) -> OpProgram | None:
+    """Trace and compile the reference, and keep what that gives; nothing comes back if the compile is put off.
 
     Args:
         values: What the names of a signature are in the call at hand.
@@ -99,6 +100,8 @@ def traced_program(
         with mode, enable_python_dispatcher():
             gm = make_fx(run, decomposition_table=decomposition_table())(*inputs)
         graph = compile_graph(gm, inputs, options=options)
+    if graph.direct is None and is_deferring():
+        return None
     if graph.direct is None:
         raise CompileError(f"the reference of {declaration.name} returns one of its arguments")
     places_of = {symbol: sympy.Symbol(f"s{k}", integer=True) for k, symbol in enumerate(sizes.symbols.values())}
