@@ -202,14 +202,21 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
 _declarations: dict[str, Declaration] = {}
 
 
-def declare(declaration: Declaration) -> None:
-    """Keep a declaration, of a name that no other has.
+def define(schema: str) -> OpOverload:
+    """The op of a schema, whose name no other has.
 
     Raises:
         RegistrationError: The name is taken.
     """
-    if declaration.name in _declarations:
-        raise RegistrationError(f"{declaration.name} is a public op already")
+    name = schema.partition("(")[0]
+    if name in _declarations:
+        raise RegistrationError(f"{name} is a public op already")
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def keep(declaration: Declaration) -> None:
+    """Keep a declaration."""
     _declarations[declaration.name] = declaration
 
 

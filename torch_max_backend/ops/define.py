@@ -13,13 +13,12 @@ from torch_max_backend.base.errors import RegistrationError
 from torch_max_backend.ops.arguments import Pattern, Sizes
 from torch_max_backend.ops.declaration import (
     FLOATS,
-    LIBRARY,
-    NAMESPACE,
     Declaration,
     Results,
     Tolerance,
     declaration_of,
-    declare,
+    define,
+    keep,
 )
 from torch_max_backend.ops.registration import register
 
@@ -71,14 +70,12 @@ def public_op(
 
 
 def _declare(schema: str, reference: Callable[..., Any], **facts: Any) -> Declaration:
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    overload, name = define(schema), schema.partition("(")[0]
     tensors = [a.name for a in overload._schema.arguments if "Tensor" in str(a.type)]
     if tensors != list(facts["patterns"]):
         raise RegistrationError(f"{name} has the tensors {tensors}, and shapes of {list(facts['patterns'])}")
     declaration = Declaration(name, overload, reference, **facts)
-    declare(declaration)
+    keep(declaration)
     register(declaration)
     return declaration
 
