@@ -49,7 +49,8 @@ SHARED = 1 << 15
 _HEAD = re.compile(r"^# ?(\w+): *(.+?) *$", re.MULTILINE)
 _NUMBERS = {"float": "f64", "int": "int", "bool": "int"}
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
-_KNOWN: dict[Path, tuple[str, Callable[..., Any]]] = {}
+_made: dict[str, Callable[..., Any]] = {}
+"""The op of each file, by its text."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def mojo_op(path: str | Path) -> Callable[..., Any]:
     The op works where the ops of ``torch_max_backend.ops`` do: in eager, in ``torch.compile`` with any backend, without
     a graph break, and under ``torch.vmap``. It has no gradient of its own: ``torch.library.register_autograd`` gives
     it one, under the name ``torch_max_backend::<op>``. The file is compiled for its first dtype at once, and for others
-    when they are first used; the store keeps what is compiled. A file that has not changed gives the same op again.
+    when they are first used; the store keeps what is compiled. The same text gives the same op again.
 
     Args:
         path: The file.
@@ -175,12 +176,11 @@ def mojo_op(path: str | Path) -> Callable[..., Any]:
         CompileError: Mojo refuses the file; the message has the file's lines.
     """
     file = MojoFile.read(Path(path).resolve())
-    text, function = _KNOWN.get(file.path, ("", None))
-    if function is not None and text == file.text:
-        return function
+    if file.text in _made:
+        return _made[file.text]
     kernel = _Kernel(file)
     kernel.entry(file.dtypes[0])
-    made = public_op(
+    _made[file.text] = public_op(
         file.schema,
         shapes=file.patterns,
         results=file.results,
@@ -189,8 +189,7 @@ def mojo_op(path: str | Path) -> Callable[..., Any]:
         requires=kernel.check,
         kernel=kernel,
     )(kernel.by_name())
-    _KNOWN[file.path] = file.text, made
-    return made
+    return _made[file.text]
 
 
 class _Kernel:
