@@ -87,7 +87,7 @@ def test_shapes_share_a_program() -> None:
     assert len(reports()) == known
 
 
-@pytest.mark.parametrize("shape", [(40, 64), (3, 4), (1, 7), (7, 1), (1, 1), (1,), (2, 1, 40)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4), (1, 7), (7, 1), (1, 1), (2, 1, 40)], ids=str)
 def test_sizes_of_one_and_short_ones(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     torch.testing.assert_close(ops.softmax_online(x), torch.softmax(x, -1))
