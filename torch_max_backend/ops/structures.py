@@ -260,7 +260,7 @@ def _best_quaternion(matrix: torch.Tensor) -> torch.Tensor:
 
 def _plain_aligned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """What a program without the op writes, by singular values."""
-    own, other = a - a.mean(-2, keepdim=True), b - b.mean(-2, keepdim=True)
+    own, other = (x.float() - x.float().mean(-2, keepdim=True) for x in (a, b))
     u, s, vt = torch.linalg.svd(own.mT @ other)
     sign = torch.linalg.det(u @ vt).sign().unsqueeze(-1)
     best = (s * torch.cat([torch.ones_like(s[..., :2]), sign], -1)).sum(-1)
