@@ -10,12 +10,15 @@ from torch.nn import functional as F
 
 from tests.support.processes import Processes
 from torch_max_backend import reports
+from torch_max_backend.ops import eager_call
 from torch_max_backend.ops.declaration import declaration_of
 from torch_max_backend.ops.eager_call import EagerCall
+from torch_max_backend.ops.kept_programs import kept_program
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(eager_call, "kept_program", kept_program)
     monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
     return tmp_path
 

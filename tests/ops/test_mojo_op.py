@@ -11,8 +11,6 @@ import torch
 from torch_max_backend import MaxBackendError, mojo_op, ops, reports
 from torch_max_backend.base.errors import CompileError, RegistrationError
 
-pytestmark = pytest.mark.any_runner("a user's kernel")
-
 HEAD = """# op: {name}(Tensor x, Tensor y, float factor, int shift=1) -> Tensor
 # x: ... n
 # y: n
@@ -42,7 +40,8 @@ def made(folder: Path, name: str, text: str = HEAD + BODY) -> Any:
     return mojo_op(file)
 
 
-def test_results_errors_and_graphs(tmp_path: Path) -> None:
+@pytest.mark.any_runner("a user's kernel")
+def test_results_and_errors(tmp_path: Path) -> None:
     op = made(tmp_path, "tmb_test_mix")
     for dtype, shape in ((torch.float32, (3, 5, 7)), (torch.float16, (300, 200)), (torch.float32, (0, 4))):
         x, y = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
@@ -57,15 +56,24 @@ def test_results_errors_and_graphs(tmp_path: Path) -> None:
         op(x, y[1:], 2.0)
     with pytest.raises(ops.ArgumentError, match="tmb_test_mix: x must be float32 or float16, got float64"):
         op(x.double(), y.double(), 2.0)
+
+
+@pytest.mark.any_runner("a user's kernel")
+def test_the_same_text_is_the_same_op(tmp_path: Path) -> None:
+    assert made(tmp_path, "tmb_test_same") is made(tmp_path, "tmb_test_same")
+
+
+def test_a_graph_calls_the_op(tmp_path: Path) -> None:
+    op, x, y = made(tmp_path, "tmb_test_graph"), torch.randn(6, 8), torch.randn(8)
     strict = {"fallback": "error", "executor": "auto"}
     compiled = torch.compile(
         lambda x, y: op(x * 2, y, 1.0).sin(), backend="max_backend", fullgraph=True, options=strict
     )
     torch.testing.assert_close(compiled(x, y), (x * 2 + y + 1).sin())
-    assert reports()[-1].programs[0].library_calls == ("torch_max_backend torch_max_backend.tmb_test_mix.default",)
-    assert mojo_op(tmp_path / "tmb_test_mix.mojo") is op
+    assert reports()[-1].programs[0].library_calls == ("torch_max_backend torch_max_backend.tmb_test_graph.default",)
 
 
+@pytest.mark.any_runner("a user's kernel")
 def test_a_gradient_may_be_given(tmp_path: Path) -> None:
     op = made(tmp_path, "tmb_test_slope")
 
@@ -78,6 +86,7 @@ def test_a_gradient_may_be_given(tmp_path: Path) -> None:
     assert torch.equal(slope, torch.ones(3, 4))
 
 
+@pytest.mark.any_runner("a user's kernel")
 def test_compile_errors_have_the_files_lines(tmp_path: Path) -> None:
     with pytest.raises(CompileError) as caught:
         made(tmp_path, "tmb_test_typo", HEAD + BODY.replace("row += 1", "row += one"))
@@ -86,11 +95,13 @@ def test_compile_errors_have_the_files_lines(tmp_path: Path) -> None:
     assert "unknown declaration 'one'" in str(caught.value)
 
 
+@pytest.mark.any_runner("a user's kernel")
 def test_a_function_of_other_arguments_is_shown_its_call(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=r"Behind the file, in line 24, is the call: tmb_test_short\(t"):
         made(tmp_path, "tmb_test_short", HEAD + BODY.replace(", shift: Int", "").replace("(shift)", "(1)"))
 
 
+@pytest.mark.any_runner("a user's kernel")
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -109,11 +120,13 @@ def test_heads_that_are_wrong(old: str, new: str, message: str, tmp_path: Path) 
         made(tmp_path, "tmb_test_wrong", (HEAD + BODY).replace(old, new))
 
 
+@pytest.mark.any_runner("a user's kernel")
 def test_a_name_is_taken_once(tmp_path: Path) -> None:
     with pytest.raises(MaxBackendError, match="gelu is a public op already"):
         made(tmp_path, "gelu")
 
 
+@pytest.mark.any_runner("a user's kernel")
 @pytest.mark.full
 def test_the_standard_library(tmp_path: Path) -> None:
     text = (HEAD + BODY).replace("from kernel", "from std.math import exp as power\nfrom kernel")
