@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch_max_backend.compile.pending import wait_for_compiles
     from torch_max_backend.diagnostics.kernel_times import kernel_times
     from torch_max_backend.diagnostics.report import reports
+    from torch_max_backend.ops.mojo_op import mojo_op
     from torch_max_backend.patching.patch import patch
     from torch_max_backend.runtime.index_reports import synchronize
     from torch_max_backend.runtime.session import get_accelerators
@@ -49,6 +50,7 @@ _WHERE = {
     "kernel_times": "diagnostics.kernel_times",
     "map_to": "aten_functions.registry",
     "max_backend": "backend",
+    "mojo_op": "ops.mojo_op",
     "patch": "patching.patch",
     "reports": "diagnostics.report",
     "synchronize": "runtime.index_reports",
@@ -63,6 +65,7 @@ __all__ = [
     "kernel_times",
     "map_to",
     "max_backend",
+    "mojo_op",
     "patch",
     "reports",
     "synchronize",

@@ -71,7 +71,7 @@ def _trace(
     if records_gradients(example_inputs):
         lay_masks_in_rows(gm)
     common = {
-        "decompositions": _Decompositions(),
+        "decompositions": _Decompositions(options.torch_executed_ops),
         "partition_fn": functools.partial(_cut, options.torch_executed_ops),
         "keep_inference_input_mutations": True,
     }
@@ -117,12 +117,15 @@ def _check_devices(devices: set[torch.device], options: Options) -> None:
 class _Decompositions(Mapping[Any, Any]):
     """The decomposition table, made when AOTAutograd traces: it depends on every lowering there is."""
 
+    def __init__(self, left_whole: tuple[str, ...]) -> None:
+        self.left_whole = left_whole
+
     @functools.cached_property
     def table(self) -> dict[Any, Any]:
         """The table itself."""
         from torch_max_backend.capture.decompositions import decomposition_table
 
-        return decomposition_table()
+        return decomposition_table(self.left_whole)
 
     def __getitem__(self, op: Any) -> Any:
         return self.table[op]

@@ -20,13 +20,14 @@ from tests.support.harness import STRICT
 from torch_max_backend import compile_together
 from torch_max_backend.aten_functions.registry import aten_functions, missing_names
 from torch_max_backend.diagnostics.docs import with_options
+from torch_max_backend.ops.page import with_tables
 from torch_max_backend.options import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 SKILLS = sorted(ROOT.glob(".claude/skills/*/SKILL.md"))
 AS_PROGRAMS = "docs/why-is-this-slow.md"
 DEBUGGING = "docs/debugging.md"
-WITH_CODE = ["README.md", "CONTRIBUTING.md", *(str(p.relative_to(ROOT)) for p in SKILLS)]
+WITH_CODE = ["README.md", "CONTRIBUTING.md", "docs/public-ops.md", *(str(p.relative_to(ROOT)) for p in SKILLS)]
 PAGES = sorted({*WITH_CODE, *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))})
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MADE_LATER = {"uv.lock", ".venv"}
@@ -217,6 +218,12 @@ def test_missing_paths_are_noticed() -> None:
 def test_options_table_is_current() -> None:
     text = (ROOT / "README.md").read_text()
     assert with_options(text) == text, "run: python -m torch_max_backend.diagnostics.docs --write"
+
+
+@pytest.mark.any_runner("texts")
+def test_tables_of_public_ops_are_current() -> None:
+    text = (ROOT / "docs/public-ops.md").read_text()
+    assert with_tables(text) == text, "run: python -m torch_max_backend.ops.page --write"
 
 
 @pytest.mark.any_runner("texts")

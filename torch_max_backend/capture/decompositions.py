@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from torch_max_backend.aten_functions.registry import registered_overloads
 from torch_max_backend.capture.foreach_ops import foreach_decompositions
+from torch_max_backend.capture.user_controlled_ops import is_named
 
 aten = torch.ops.aten
 
@@ -26,10 +27,23 @@ def _core() -> dict[Any, Callable[..., Any]]:
     return table
 
 
-def decomposition_table() -> dict[OpOverload, Callable[..., Any]]:
-    """The table for AOTAutograd: a registered lowering, the user's included, wins over a decomposition."""
+_own: dict[OpOverload, Callable[..., Any]] = {}
+
+
+def decompose(op: OpOverload, rule: Callable[..., Any]) -> None:
+    """Have an op of this package's own taken apart: ``rule`` is plain PyTorch and takes the op's arguments."""
+    _own[op] = rule
+
+
+def decomposition_table(left_whole: Collection[str] = ()) -> dict[OpOverload, Callable[..., Any]]:
+    """The table for AOTAutograd: a registered lowering, the user's included, wins over a decomposition.
+
+    Args:
+        left_whole: Names of ops that PyTorch shall run; of these, this package's own are not taken apart.
+    """
     kept = set(registered_overloads())
-    return {op: rule for op, rule in _core().items() if op not in kept}
+    own = {op: rule for op, rule in _own.items() if not is_named(op, left_whole)}
+    return {op: rule for op, rule in (_core() | own).items() if op not in kept}
 
 
 def transformer_encoder_layer(

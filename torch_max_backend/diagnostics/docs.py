@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import typer
 
 from torch_max_backend.diagnostics.supported_ops import page
 from torch_max_backend.options import ENVIRONMENT_ONLY, PREFIX, table
-
-BEGIN, END = "<!-- options -->", "<!-- /options -->"
 
 
 def options_markdown() -> str:
@@ -29,11 +28,21 @@ def with_options(text: str) -> str:
     Raises:
         ValueError: The text does not have exactly one pair of markers.
     """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"expected one {BEGIN} and after it one {END}")
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    return f"{head}{BEGIN}\n{options_markdown()}\n{END}{tail}"
+    return replaced(text, "options", options_markdown())
+
+
+def replaced(text: str, name: str, part: str) -> str:
+    """``text`` with ``part`` between the markers of a name.
+
+    Raises:
+        ValueError: The text does not have exactly one pair of markers.
+    """
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"expected one {begin} and after it one {end}")
+    head, rest = text.split(begin)
+    tail = rest.split(end)[1]
+    return f"{head}{begin}\n{part}\n{end}{tail}"
 
 
 def _cell(text: str) -> str:
@@ -45,11 +54,21 @@ def main(
     check: bool = typer.Option(False, "--check", help="Fail if a file is out of date."),
 ) -> None:
     """Write the generated parts of the documentation, or check that they are up to date."""
+    readme, ops = Path("README.md"), Path("docs/supported-ops.md")
+    bring_up_to_date([(readme, with_options(readme.read_text(encoding="utf-8"))), (ops, page())], write, check)
+
+
+def bring_up_to_date(files: Iterable[tuple[Path, str]], write: bool, check: bool) -> None:
+    """Write files as they should be, or fail if one is not so.
+
+    Raises:
+        typer.BadParameter: Neither or both are asked for.
+        typer.Exit: A file is out of date.
+    """
     if write == check:
         raise typer.BadParameter("give one of --write and --check")
-    readme, ops = Path("README.md"), Path("docs/supported-ops.md")
     stale = False
-    for file, wanted in ((readme, with_options(readme.read_text(encoding="utf-8"))), (ops, page())):
+    for file, wanted in files:
         if write:
             file.write_text(wanted, encoding="utf-8")
         elif not file.exists() or file.read_text(encoding="utf-8") != wanted:

@@ -179,6 +179,11 @@ _OTHERS = {
 """Ops of libraries that are imported later or never, by name."""
 
 
+def add_library(op: OpOverload, library: str) -> None:
+    """Have programs call an op that returns new tensors and writes into no argument."""
+    LIBRARY[op] = library
+
+
 def scans_on_a_gpu(target: object, shape: Sequence[Index], dim: object) -> bool:
     """Whether a library computes prefixes on a GPU, of a tensor of this shape along ``dim``."""
     if target not in PREFIXES or not shape or not isinstance(dim, int):

@@ -1,0 +1,324 @@
+"""Distances between points in space: pairs, contacts, and root-mean-square deviations of structures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_max_backend.ops.arguments import ArgumentError, Sizes
+from torch_max_backend.ops.declaration import BenchmarkCase, Tolerance
+from torch_max_backend.ops.define import gradient_of, public_op
+from torch_max_backend.ops.precision import as_wide, rows_of
+
+_SQUARINGS = 52
+"""Of a matrix, to keep its largest eigenvalue's part: one that is smaller by a share of 2^-52 is gone after these."""
+_BETWEEN_SCALINGS = 4
+"""Squarings after which the trace is made 1 again. It is at least 4^-16 after so many: no element is lost."""
+
+_TOLERANCE = Tolerance(16, 2, 2, 16, "three squares and a root, rounded once")
+_OF_SUMS = Tolerance(64, 4, 4, 1024, "the mean of squares over all points; the rotation is float64's, with its error")
+
+
+def _apart(x: torch.Tensor) -> torch.Tensor:
+    """Differences of all pairs: [..., n, n, 3]."""
+    wide = as_wide(x)
+    return wide.unsqueeze(-2) - wide.unsqueeze(-3)
+
+
+def _root(square: torch.Tensor) -> torch.Tensor:
+    """The square root, whose gradient at 0 is 0."""
+    is_zero = square == 0
+    return torch.where(is_zero, 0, torch.where(is_zero, 1, square).sqrt())
+
+
+def _pairs(sizes: Sizes) -> Any:
+    return rows_of(sizes) * sizes["n"] * sizes["n"]
+
+
+def _inverse(distance: torch.Tensor) -> torch.Tensor:
+    """The inverse of a distance, and 0 for a distance of 0, where it has no direction."""
+    return torch.where(distance > 0, 1 / distance, 0.0)
+
+
+@public_op(
+    "pairwise_distance(Tensor points) -> Tensor",
+    shapes={"points": "... n 3"},
+    results=["... n n"],
+    differentiable=("points",),
+    autocast="float32",
+    tolerance=_TOLERANCE,
+    flops=lambda sizes: 9 * _pairs(sizes),
+    cases=(BenchmarkCase("frames", lambda new: (new(32, 256, 3),), lambda x: torch.cdist(x, x)),),
+)
+def pairwise_distance(points: torch.Tensor) -> torch.Tensor:
+    """The distances of all pairs of points. Where two points coincide, the gradient of their distance is 0.
+
+    Args:
+        points: [..., n, 3]; leading dimensions are frames.
+
+    Returns:
+        [..., n, n], in the unit of the points.
+    """
+    return _root(_apart(points).square().sum(-1)).to(points.dtype)
+
+
+@gradient_of("pairwise_distance")
+def _pairwise_distance_backward(grad: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor]:
+    apart, slope = _apart(points), as_wide(grad)
+    distance = apart.square().sum(-1).sqrt()
+    share = (slope + slope.transpose(-1, -2)) * _inverse(distance)
+    return ((share.unsqueeze(-1) * apart).sum(-2).to(points.dtype),)
+
+
+_BITS = 2 ** torch.arange(8, dtype=torch.uint8)
+
+
+def _is_near(points: torch.Tensor, cutoff: float) -> torch.Tensor:
+    return _apart(points).square().sum(-1) < cutoff * cutoff
+
+
+def _check_cutoff(op: str, cutoff: float) -> None:
+    if not cutoff > 0:
+        raise ArgumentError(f"{op}: cutoff must be above 0, got {cutoff}")
+
+
+@public_op(
+    "contact_map(Tensor points, float cutoff) -> Tensor",
+    shapes={"points": "... n 3"},
+    results=["... n n"],
+    result_dtypes=(torch.bool,),
+    requires=lambda sizes, points, cutoff: _check_cutoff("contact_map", cutoff),
+    autocast="float32",
+    tolerance=Tolerance(0, 0, 0, 0, "a comparison, of squares in float32"),
+    flops=lambda sizes: 9 * _pairs(sizes),
+    cases=(BenchmarkCase("frames", lambda new: (new(32, 256, 3), 1.0), lambda x, cutoff: torch.cdist(x, x) < cutoff),),
+)
+def contact_map(points: torch.Tensor, cutoff: float) -> torch.Tensor:
+    """Which pairs of points are nearer than ``cutoff``; a point is in contact with itself.
+
+    Args:
+        points: [..., n, 3]; leading dimensions are frames.
+        cutoff: In the unit of the points.
+
+    Returns:
+        [..., n, n] booleans.
+    """
+    return _is_near(points, cutoff)
+
+
+def _packed_shape(sizes: Sizes, points: torch.Tensor, cutoff: float) -> list[tuple[Any, ...]]:
+    return [(*sizes["..."], sizes["n"], (sizes["n"] + 7) // 8)]
+
+
+@public_op(
+    "contact_map_packed(Tensor points, float cutoff) -> Tensor",
+    shapes={"points": "... n 3"},
+    results=_packed_shape,
+    result_dtypes=(torch.uint8,),
+    requires=lambda sizes, points, cutoff: _check_cutoff("contact_map_packed", cutoff),
+    autocast="float32",
+    tolerance=Tolerance(0, 0, 0, 0, "a comparison, of squares in float32"),
+    flops=lambda sizes: 9 * _pairs(sizes),
+    cases=(
+        BenchmarkCase(
+            "frames",
+            lambda new: (new(32, 256, 3), 1.0),
+            lambda x, cutoff: ((torch.cdist(x, x) < cutoff).unflatten(-1, (-1, 8)) * _BITS.to(x.device)).sum(
+                -1, dtype=torch.uint8
+            ),
+        ),
+    ),
+)
+def contact_map_packed(points: torch.Tensor, cutoff: float) -> torch.Tensor:
+    """:func:`contact_map` with eight pairs in a byte, as ``numpy.packbits(..., bitorder="little")`` has them.
+
+    Args:
+        points: [..., n, 3]; leading dimensions are frames.
+        cutoff: In the unit of the points.
+
+    Returns:
+        [..., n, (n + 7) // 8] bytes. Bit k of byte j is the pair with point 8j + k; what is beyond n is 0.
+    """
+    near = _is_near(points, cutoff).to(torch.uint8)
+    count = near.shape[-1]
+    whole = torch.nn.functional.pad(near, (0, (count + 7) // 8 * 8 - count))
+    bits = whole.unflatten(-1, ((count + 7) // 8, 8)) << torch.arange(8, dtype=torch.uint8, device=points.device)
+    return bits.sum(-1, dtype=torch.uint8)
+
+
+# -- deviations ----------------------------------------------------------------------------------------------------
+@public_op(
+    "rmsd(Tensor a, Tensor b) -> Tensor",
+    shapes={"a": "... n 3", "b": "... n 3"},
+    results=["..."],
+    differentiable=("a", "b"),
+    autocast="float32",
+    tolerance=_OF_SUMS,
+    flops=lambda sizes: 9 * rows_of(sizes) * sizes["n"],
+    cases=(
+        BenchmarkCase(
+            "frames",
+            lambda new: (new(1024, 512, 3), new(512, 3).expand(1024, 512, 3)),
+            lambda a, b: (a - b).square().sum(-1).mean(-1).sqrt(),
+        ),
+    ),
+)
+def rmsd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The root of the mean squared distance of corresponding points. Where it is 0, so is the gradient.
+
+    Args:
+        a: [..., n, 3]; leading dimensions are frames.
+        b: [..., n, 3]. One structure for all frames is expanded, which takes no memory.
+
+    Returns:
+        [...], in the unit of the points.
+    """
+    return _root((as_wide(a) - as_wide(b)).square().sum(-1).mean(-1)).to(a.dtype)
+
+
+@gradient_of("rmsd")
+def _rmsd_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    apart = as_wide(a) - as_wide(b)
+    found = apart * _share_of_points(as_wide(grad), apart)
+    return found.to(a.dtype), (-found).to(b.dtype)
+
+
+def _share_of_points(slope: torch.Tensor, apart: torch.Tensor) -> torch.Tensor:
+    deviation = apart.square().sum(-1).mean(-1).sqrt()
+    return (slope * _inverse(deviation) / apart.shape[-2]).unsqueeze(-1).unsqueeze(-1)
+
+
+Columns = tuple[torch.Tensor, ...]
+"""The three coordinates of points, each [..., n]."""
+
+
+def _columns(x: torch.Tensor) -> Columns:
+    """Coordinates in float64, relative to the first point, so that none is large against the structure."""
+    wide = x.double()
+    return (wide - wide[..., :1, :]).unbind(-1)
+
+
+def _covariance(a: Columns, b: Columns) -> list[list[torch.Tensor]]:
+    """The mean of ``(a_i - mean(a_i)) * (b_j - mean(b_j))``, by sums that one pass over the points gives."""
+    means = [y.mean(-1) for y in b]
+    return [[(x * y).mean(-1) - x.mean(-1) * mean for y, mean in zip(b, means)] for x in a]
+
+
+def _matrix(rows: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    return torch.stack([torch.stack(list(row), -1) for row in rows], -2)
+
+
+def rotation(a: Columns, b: Columns) -> torch.Tensor:
+    """The proper rotation that moves ``a`` closest to ``b``: ``a @ rotation`` and ``b`` differ by a translation.
+
+    It is that of the quaternion for which Horn's symmetric 4 x 4 matrix has its largest eigenvalue (Horn 1987, "Closed-
+    form solution of absolute orientation using unit quaternions"). The matrix, made positive, is squared until all but
+    the part of that eigenvalue is gone. Where the eigenvalue is a multiple one, as for points on a line or for mirror
+    images, the columns are in its space all the same, and each of them is a best rotation.
+    """
+    w, x, y, z = _best_quaternion(_horn(_covariance(a, b))).unbind(-1)
+    return _matrix(
+        [
+            (w * w + x * x - y * y - z * z, 2 * (x * y + w * z), 2 * (x * z - w * y)),
+            (2 * (x * y - w * z), w * w - x * x + y * y - z * z, 2 * (y * z + w * x)),
+            (2 * (x * z + w * y), 2 * (y * z - w * x), w * w - x * x - y * y + z * z),
+        ]
+    )
+
+
+def _horn(covariance: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = covariance
+    return _matrix(
+        [
+            (xx + yy + zz, yz - zy, zx - xz, xy - yx),
+            (yz - zy, xx - yy - zz, xy + yx, zx + xz),
+            (zx - xz, xy + yx, yy - xx - zz, yz + zy),
+            (xy - yx, zx + xz, yz + zy, zz - xx - yy),
+        ]
+    )
+
+
+def _best_quaternion(matrix: torch.Tensor) -> torch.Tensor:
+    """The unit eigenvector of the largest eigenvalue of a symmetric matrix with a trace of 0: [..., 4]."""
+    one = torch.eye(4, dtype=matrix.dtype, device=matrix.device)
+    bound = matrix.square().sum((-2, -1)).sqrt()
+    is_zero = bound == 0  # all points coincide: every rotation is as good
+    bound = torch.where(is_zero, 1.0, bound)
+    power = (matrix / bound.unsqueeze(-1).unsqueeze(-1) + one) / 4
+    for count in range(1, _SQUARINGS + 1):
+        power = (power.unsqueeze(-1) * power.unsqueeze(-3)).sum(-2)
+        if count % _BETWEEN_SCALINGS == 0:
+            power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1).unsqueeze(-1).unsqueeze(-1)
+    lengths = power.square().sum(-1)
+    best = (lengths == lengths.amax(-1).unsqueeze(-1)).to(power.dtype)
+    first = best * (best.cumsum(-1) == 1).to(power.dtype)
+    column = (power * first.unsqueeze(-1)).sum(-2)
+    return column / column.square().sum(-1).sqrt().unsqueeze(-1)
+
+
+def _plain_aligned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """What a program without the op writes, by singular values."""
+    own, other = (x.float() - x.float().mean(-2, keepdim=True) for x in (a, b))
+    u, s, vt = torch.linalg.svd(own.mT @ other)
+    sign = torch.linalg.det(u @ vt).sign().unsqueeze(-1)
+    best = (s * torch.cat([torch.ones_like(s[..., :2]), sign], -1)).sum(-1)
+    left = own.square().sum((-2, -1)) + other.square().sum((-2, -1)) - 2 * best
+    return (left.clamp_min(0) / a.shape[-2]).sqrt()
+
+
+@public_op(
+    "rmsd_aligned(Tensor a, Tensor b) -> (Tensor rmsd, Tensor rotation)",
+    shapes={"a": "... n 3", "b": "... n 3"},
+    results=["...", "... 3 3"],
+    result_dtypes=(None, torch.float32),
+    differentiable=("a", "b"),
+    constant_results=("rotation",),
+    autocast="float32",
+    tolerance=_OF_SUMS,
+    flops=lambda sizes: rows_of(sizes) * (50 * sizes["n"] + _SQUARINGS * 132),
+    cases=(BenchmarkCase("frames", lambda new: (new(1024, 512, 3), new(512, 3).expand(1024, 512, 3)), _plain_aligned),),
+)
+def rmsd_aligned(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`rmsd` after the translation and rotation that make it smallest (Kabsch), and that rotation.
+
+    Mirror images are not matched: the rotation is a proper one. It has no gradient. The computation is float64's.
+
+    Args:
+        a: [..., n, 3]; leading dimensions are frames.
+        b: [..., n, 3]. One structure for all frames is expanded, which takes no memory.
+
+    Returns:
+        [...], in the unit of the points, and [..., 3, 3] in float32 (float64 for float64): with both structures
+        centered, ``a @ rotation`` lies on ``b``.
+    """
+    own, other = _columns(a), _columns(b)
+    turn = rotation(own, other)
+    return _deviation(_between(own, other, turn)).to(a.dtype), turn.to(as_wide(a).dtype)
+
+
+def _between(own: Columns, other: Columns, turn: torch.Tensor) -> Columns:
+    """What is left between two structures, of which one is turned and moved, in coordinates."""
+    left = []
+    for j, y in enumerate(other):
+        factors = [turn[..., i, j] for i in range(3)]
+        moved = y.mean(-1) - sum(x.mean(-1) * f for x, f in zip(own, factors))
+        left.append(sum(x * f.unsqueeze(-1) for x, f in zip(own, factors)) - y + moved.unsqueeze(-1))
+    return tuple(left)
+
+
+def _deviation(left: Columns) -> torch.Tensor:
+    return _root(sum(d.square() for d in left).mean(-1))
+
+
+@gradient_of("rmsd_aligned")
+def _rmsd_aligned_backward(
+    grad_rmsd: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rotation: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    turn = rotation.double()
+    left = _between(_columns(a), _columns(b), turn)
+    share = (grad_rmsd.double() * _inverse(_deviation(left)) / a.shape[-2]).unsqueeze(-1)
+    found = [d * share for d in left]
+    back = [sum(d * turn[..., i, j].unsqueeze(-1) for j, d in enumerate(found)) for i in range(3)]
+    return torch.stack(back, -1).to(a.dtype), -torch.stack(found, -1).to(b.dtype)
