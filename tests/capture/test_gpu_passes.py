@@ -35,8 +35,10 @@ def elsewhere() -> Iterator[None]:
         yield
 
 
-def traced(function: Callable[..., object], *shapes: tuple[int, ...]) -> fx.GraphModule:
-    inputs = [torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
+def traced(
+    function: Callable[..., object], *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16
+) -> fx.GraphModule:
+    inputs = [torch.empty(s, device="cuda", dtype=dtype) for s in shapes]
     return make_fx(function)(*inputs)
 
 
@@ -68,12 +70,24 @@ def interleaved(x: torch.Tensor, repeats: int) -> torch.Tensor:
 
 
 @pytest.mark.any_runner("a graph pass, which comes before the partition")
-@pytest.mark.parametrize(("copies", "is_shared"), [(repeated, True), (interleaved, False)])
-def test_heads_that_are_copied_for_groups(copies: Callable[[torch.Tensor, int], torch.Tensor], is_shared: bool) -> None:
-    gm = traced(lambda q, k, v: (q, copies(k, 4), copies(v, 4)), (2, 8, SIZE, 16), *[(2, 2, SIZE, 16)] * 2)
+@pytest.mark.parametrize(
+    ("copies", "dtype", "is_masked", "is_shared"),
+    [
+        (repeated, torch.bfloat16, False, True),
+        (interleaved, torch.bfloat16, False, False),
+        (repeated, torch.float32, False, False),  # no fused kernel of torch's has groups of heads then
+        (repeated, torch.bfloat16, True, False),
+    ],
+)
+def test_heads_that_are_copied_for_groups(
+    copies: Callable[[torch.Tensor, int], torch.Tensor], dtype: torch.dtype, is_masked: bool, is_shared: bool
+) -> None:
+    shapes = (2, 8, SIZE, 16), *[(2, 2, SIZE, 16)] * 2
+    gm = traced(lambda q, k, v: (q, copies(k, 4), copies(v, 4)), *shapes, dtype=dtype)
     end = gm.graph.output_node()
+    mask = (end.args[0][0],) if is_masked else ()
     with gm.graph.inserting_before(end):  # a trace by itself takes the op apart
-        node = gm.graph.call_function(aten.scaled_dot_product_attention.default, end.args[0])
+        node = gm.graph.call_function(aten.scaled_dot_product_attention.default, (*end.args[0], *mask))
     end.args = (node,)
     before = len(gm.graph.nodes)
     share_heads(gm)

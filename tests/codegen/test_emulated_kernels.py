@@ -18,6 +18,7 @@ from tests.codegen.test_written_source import CASES, SMOOTH, program
 from tests.support.grid_emulator import EmulatedLibrary, WrongKernelError
 from tests.support.grid_programs import SMALL, SMALL_GPU, check_emulated, programs_for_gpu
 from tests.support.loop_programs import LoopProgram
+from torch_max_backend.loops.expr import op
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.rules import reduce, scan, views
 from torch_max_backend.loops.tensor import Tensor, define, pointwise
@@ -233,6 +234,99 @@ def test_vectors_begin_where_odd_rows_do_not(as_if_large: None, monkeypatch: pyt
         nests = schedule(made.program, GPU).steps
         assert any(isinstance(n, GridNest) and n.flat for n in nests)
         check_emulated(made)
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("shape", [(301, 18), (301, 32), (70, 3), (9, 8)], ids=str)
+def test_short_rows_of_prefixes_share_a_warp(shape: tuple[int, int]) -> None:
+    x = (torch.arange(math.prod(shape)) % 7 - 3).reshape(shape)
+    made = for_gpu(lambda x: (scan.cumsum(x, 1), *scan.cummax(x, 1)), x)
+    nests = [n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest) and n.threads > 1]
+    assert len(nests) >= 2 and all(shape[1] <= n.threads < 2 * shape[1] for n in nests)
+    assert all((n.each > 1) == (shape[0] > 32) for n in nests)
+    check_emulated(made)
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("shape", [(37, 45), (5, 7, 11)], ids=str)
+def test_a_thread_with_little_to_write_has_several_elements(shape: tuple[int, ...]) -> None:
+    x = (torch.arange(math.prod(shape)) % 7 - 3).reshape(shape).half()
+
+    def far_apart(x: Tensor, k: int) -> Tensor:
+        return Tensor(x.shape, x.dtype, lambda i: x.at((*i[:-1], i[-1] * k % shape[-1])))
+
+    made = for_gpu(lambda x: (pointwise(lambda a, b: a + b, far_apart(x, 3), far_apart(x, 5)),), x)
+    (nest,) = schedule(made.program, GPU).steps
+    assert isinstance(nest, GridNest) and nest.each > 1
+    check_emulated(made)
+
+
+@pytest.mark.parametrize("shape", [(64, 40), (96, 700), (33, 129)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("reads_across", [True, False])
+def test_rows_are_read_one_way_and_written_the_other(
+    shape: tuple[int, int], dtype: torch.dtype, reads_across: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_max_backend.schedule.grid.BUSY", 64)
+    monkeypatch.setattr("torch_max_backend.schedule.grid.PROCESSORS", 2)
+    x = torch.randn(shape[::-1] if reads_across else shape).to(dtype)
+
+    def turned(x: Tensor) -> tuple[Tensor, ...]:
+        return (reduce.softmax(x, 1, False),) if reads_across else (views.t(reduce.softmax(x, 1, False)),)
+
+    made = for_gpu(turned, x.t() if reads_across else x, smooth=True)
+    (nest,) = schedule(made.program, GPU).steps
+    assert isinstance(nest, GridNest) and nest.columns and 1 < nest.rows * nest.lanes <= 16 and nest.held
+    check_emulated(made)
+
+
+@pytest.mark.usefixtures("as_if_large")
+def test_a_thread_has_a_window_of_its_own() -> None:
+    """Neighbours' windows overlap."""
+    x = (torch.arange(6 * 33 * 33) % 7 - 3).float().reshape(6, 33, 33)
+
+    def windows(x: Tensor) -> tuple[Tensor, ...]:
+        shape, taps = ([Index.of(n) for n in of] for of in ((6, 6, 6), (7, 7)))
+        return (reduced("sum", shape, taps, lambda i, r: x.at((i[0], i[1] * 5 + r[0], i[2] * 5 + r[1]))),)
+
+    made = for_gpu(windows, x)
+    (nest,) = schedule(made.program, GPU).steps
+    assert isinstance(nest, GridNest) and nest.threads == 1
+    check_emulated(made)
+
+
+def test_sums_of_parts_of_one_kernel_share_the_next_one() -> None:
+    """As the two sums of a weighted mean, whose parts are of one length but for the last."""
+    x, w = ((torch.arange(37_449) % n - 3).double() for n in (7, 5))
+
+    def means(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        weighted = pointwise(lambda a, b: a * b, x, w)
+        return tuple(reduce.over("sum", v, [0]) for v in (weighted, w, pointwise(lambda a: a + 1, w)))
+
+    made = for_gpu(means, x, w)
+    made = dataclasses.replace(made, machine=dataclasses.replace(GPU, block=256))
+    assert len(schedule(made.program, made.machine).steps) == 2
+    check_emulated(made)
+
+
+def test_long_rows_are_cut_unless_many_blocks_have_them() -> None:
+    """340 blocks of 98,304 elements would end late: the last 76 of them run alone."""
+    made = for_gpu(lambda x: (reduce.over("sum", x, [1]),), torch.zeros(340, 98_304))
+    assert len(schedule(made.program, GPU).steps) == 2
+    made = for_gpu(lambda x: (reduce.over("sum", x, [1]),), torch.zeros(340, 4096))
+    assert len(schedule(made.program, GPU).steps) == 1
+
+
+def test_what_takes_less_than_a_launch_is_computed_again() -> None:
+    def added(x: Tensor, row: Tensor) -> tuple[Tensor, ...]:
+        dear = row
+        for _ in range(6):
+            dear = pointwise(lambda e: op("exp", e), dear)
+        return (pointwise(lambda a, b: a + b, x, dear),)
+
+    small = for_gpu(added, torch.zeros(28, 1024), torch.zeros(1, 1024))
+    large = for_gpu(added, torch.zeros(2**14, 4096), torch.zeros(1, 4096))
+    assert [len(schedule(made.program, GPU).steps) for made in (small, large)] == [1, 2]
 
 
 def test_a_sum_of_everything_is_one_loop_and_adds_up_in_float64() -> None:

@@ -22,13 +22,14 @@ def share_heads(gm: fx.GraphModule) -> None:
     """Give attention the keys and values that are copied for a group of heads before they are.
 
     Models write ``k[:, :, None].expand(B, G, R, T, E).reshape(B, G * R, T, E)``, which is what ``enable_gqa`` says. The
-    op is whole on a GPU where no gradients are recorded; elsewhere torch has taken it apart already.
+    op is whole on a GPU where no gradients are recorded; elsewhere torch has taken it apart already. Of torch's fused
+    kernels only flash attention knows groups, which takes 16-bit floats without a mask.
     """
     if is_taken(_ATTENTION, *RESHAPES, *_COPIES, aten.expand.default, aten.unsqueeze.default):
         return
     for node in gm.graph.find_nodes(op="call_function", target=_ATTENTION):
         copies = node.args[1:3]
-        if len(copies) < 2:
+        if len(copies) < 2 or not _suits_flash_attention(node):
             continue
         key, value = (_before_copies(copy) for copy in copies)
         if key is None or value is None or tensor_of(key).shape[1] != tensor_of(value).shape[1]:
@@ -37,6 +38,11 @@ def share_heads(gm: fx.GraphModule) -> None:
         node.kwargs = {**node.kwargs, "enable_gqa": True}
         for copy in dict.fromkeys(copies):  # keys and values may be the same
             _erase_unread(gm, copy)
+
+
+def _suits_flash_attention(node: fx.Node) -> bool:
+    mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    return mask is None and tensor_of(node.args[0]).dtype in (torch.bfloat16, torch.float16)
 
 
 def _before_copies(node: Any) -> fx.Node | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, Accumulators, Reduction, better, gathered_dtype
 from torch_max_backend.codegen.expression_writer import Value
@@ -52,6 +52,8 @@ class GridKernelWriter(KernelWriter):
         self.kept: list[tuple[str, str, dict[Scalar, Value]]] = []
         """The vectors of a row that a thread has in registers: where each begins, whether it is in the row, and what is
         known of it."""
+        self.row = "row"
+        """The outer index at work, where those behind the last one compute it once more."""
         self.counted = ""
         """Whether a lane has an element of a scan, as text."""
         self.turned = ""
@@ -74,6 +76,9 @@ class GridKernelWriter(KernelWriter):
             return
         nest, sizes = self.nest, self._sizes()
         self._line(f"var total: Int = {' * '.join(sizes) or '1'}")
+        if nest.each > 1:
+            (self._several if nest.threads == 1 else self._several_scans)(sizes)
+            return
         if nest.threads == 1:
             self._line(f"var part: Int = block_index() * {nest.rows} + thread_in_block()")
             with self._block("if part < total:"), self._placed("part", sizes):
@@ -89,6 +94,54 @@ class GridKernelWriter(KernelWriter):
         with self._placed("part", sizes):
             self._iteration()
         self.lines[:0] = self.head
+
+    def _several(self, sizes: Sequence[str]) -> None:
+        """Several outer indices of a thread. It reads the first one again in place of those behind the last."""
+        nest, (stage,) = self.nest, self.nest.stages
+        self._line(f"var first: Int = block_index() * {nest.share} + thread_in_block()")
+        with self._block("if first < total:"):
+            taken: list[tuple[str, dict[Var, str], dict[Scalar, Value]]] = []
+            for k in range(nest.each):
+                row, _ = self._new("row", f"first + {k * nest.rows}", 1)
+                part, _ = self._new("part", row, 1)
+                with self._block(f"if {row} >= total:"):
+                    self._line(f"{part} = first")
+                self._at_number(part, sizes)
+                taken.append((row, {v: self.place[v] for v in nest.outer}, {}))
+                with self._at(taken[-1][1], taken[-1][2]), self._in_vectors():
+                    for x in self._reads(stage, nest.outer):
+                        self._scalar(x)
+            for row, place, scope in taken:
+                with self._block(f"if {row} < total:"), self._at(place, scope), self._in_vectors():
+                    self._stages()
+
+    def _several_scans(self, sizes: Sequence[str]) -> None:
+        """Several rows of a scan, one after the other, for the lanes of a warp that share one."""
+        nest, (stage,) = self.nest, self.nest.stages
+        (v,) = stage.inner
+        size = self._index(Index.of(v.size))
+        self._line(f"var first: Int = block_index() * {nest.share} + div32(thread_in_block(), {nest.threads})")
+        self._line(f"var mine: Int = rem32(thread_in_block(), {nest.threads})")
+        self._line(f"var element: Int = imin(mine, {size} - 1)")
+        self.counted = f"mine < {size}"
+        taken: list[tuple[str, dict[Var, str], dict[Scalar, Value]]] = []
+        for k in range(nest.each):
+            row, _ = self._new("row", f"first + {k * nest.rows}", 1)
+            self._at_number(self._new("part", f"imin({row}, total - 1)", 1)[0], sizes)
+            taken.append((row, {**{w: self.place[w] for w in nest.outer}, v: "element"}, {}))
+            with self._at(taken[-1][1], taken[-1][2]):
+                for x in self._reads(stage, (*nest.outer, v)):
+                    self._scalar(x)
+        self._line("block_barrier()")  # another thread may have to read first what is written now
+        for row, place, scope in taken:
+            self.row = row
+            with self._at(place, scope):
+                self.registers, self.scanned = {}, self._accumulators(stage, 1)
+                self._scan_elements(stage)
+
+    def _in_vectors(self) -> AbstractContextManager[None]:
+        """In vectors of outer indices, if the nest has such."""
+        return self._along(self.nest.vector) if self.nest.vector is not None else nullcontext()
 
     def _beyond_rows(self) -> None:
         """A thread has neighbours in memory: a vector where they are in one row, or else one after the other."""
@@ -111,7 +164,10 @@ class GridKernelWriter(KernelWriter):
         """At the outer index of a number."""
         for v, size in reversed(list(zip(self.nest.outer, sizes, strict=True))):
             is_first = v == self.nest.outer[0]
-            self.place[v], _ = self._new("j", number if is_first else self._divided("%", number, size), 1)
+            at = number if is_first else self._divided("%", number, size)
+            self.place[v], _ = self._new(
+                "j", at if v != self.nest.vector or self.nest.flat else f"{at} * {self.nest.lanes}", 1
+            )
             number = number if is_first else self._new("rest", self._divided("//", number, size), 1)[0]
 
     def _tiled(self, fast: Var, across: Var) -> None:
@@ -140,28 +196,26 @@ class GridKernelWriter(KernelWriter):
             for k, x in enumerate(tiled)
         }
         rows = self.nest.block // TILE
-        for k in range(0, TILE, rows):
-            self._in_tile(fast, f"{starts[0]} + row + {k}", across, f"{starts[1]} + column", sizes, f"row + {k}")
+        loaded: list[tuple[int, list[str]]] = []
+        for k in range(0, TILE, rows):  # all reads are under way together
+            for v, first in ((fast, f"{starts[0]} + row + {k}"), (across, f"{starts[1]} + column")):
+                self.place[v], _ = self._new("k", f"imin({first}, {sizes[v]} - 1)", 1)
+            loads_here = (f"load[1]({self.pointers[x.source]}, {self._index(x.index[0])})" for x in self.tiles)
+            loaded.append((k, [self._new("x", text, 1)[0] for text in loads_here]))
+        for k, values in loaded:
+            for name, value in zip(self.tiles.values(), values, strict=True):
+                self._line(f"shared_store({name}, (row + {k}) * {TILE + 1} + column, {value})")
         self._line("block_barrier()")
         for k in range(0, TILE, rows):
             self.turned = f"column * {TILE + 1} + row + {k}"
-            self._in_tile(fast, f"{starts[0]} + column", across, f"{starts[1]} + row + {k}", sizes, "")
-        self.lines[:0] = self.head
-
-    def _in_tile(self, fast: Var, i: str, across: Var, j: str, sizes: Mapping[Var, str], row: str) -> None:
-        """One element of a tile: it is loaded to a row of shared memory, or computed."""
-        for v, text in ((fast, i), (across, j)):
-            self.place[v], _ = self._new("k", text, 1)
-        with (
-            self._block(f"if {self.place[fast]} < {sizes[fast]}:"),
-            self._block(f"if {self.place[across]} < {sizes[across]}:"),
-        ):
-            if not row:
+            for v, first in ((fast, f"{starts[0]} + column"), (across, f"{starts[1]} + row + {k}")):
+                self.place[v], _ = self._new("k", first, 1)
+            with (
+                self._block(f"if {self.place[fast]} < {sizes[fast]}:"),
+                self._block(f"if {self.place[across]} < {sizes[across]}:"),
+            ):
                 self._stages()
-                return
-            for x, name in self.tiles.items():
-                value = f"load[1]({self.pointers[x.source]}, {self._index(x.index[0])})"
-                self._line(f"shared_store({name}, ({row}) * {TILE + 1} + column, {value})")
+        self.lines[:0] = self.head
 
     def _divided(self, sign: str, dividend: str, divisor: str) -> str:
         """A quotient or a remainder of what is below the number of outer indices."""
@@ -337,13 +391,14 @@ class GridKernelWriter(KernelWriter):
         for v in place:
             del self.place[v]
 
-    def _reads(self, stage: StageNest) -> list[Load]:
-        """What every iteration of a stage's loops reads, unless it may have been written by one before."""
+    def _reads(self, stage: StageNest, loops: Collection[Var] = ()) -> list[Load]:
+        """What all iterations of a stage's loops, or of others, read, unless it may have been written by one before."""
+        loops = {*(loops or stage.inner)}
         own = {s.name for s in stage.statements}
         found: dict[Load, None] = {}
         for s in stage.statements:
             for x in _unconditional(*s.expressions):
-                if isinstance(x, Load) and x.index and variables(x) & {*stage.inner}:
+                if isinstance(x, Load) and x.index and variables(x) & loops:
                     found[x] = None
         return [x for x in found if not any(isinstance(y, Load) and y.source in own for y in walk(x))]
 
@@ -431,13 +486,15 @@ class GridKernelWriter(KernelWriter):
         if s.place is not None:
             own = own._replace(place=self._new("at", self._from_index(s.place)[0], 1)[0])
         by = 1
-        while by < WARP:
+        while by < min(WARP, self.nest.threads):
             value, _ = self._new("b", f"shuffle_up({own.value}, {by})", 1)
             place = self._new("at", f"shuffle_up({own.place}, {by})", 1)[0] if own.place else ""
             before = Accumulator(value, place)
             with self._block(f"if mine >= {by}:"):
                 self._follow(s, own, before)
             by *= 2
+        if self.nest.each > 1:  # rows of one vector
+            return self._taken(s, own)[0]
         self._follow(s, own, carry)
         for kept, x in zip(carry[:2], own[:2], strict=True):
             if x:
@@ -474,11 +531,7 @@ class GridKernelWriter(KernelWriter):
 
     def _best_of_threads(self, s: Statement, own: Accumulator) -> Accumulator:
         """The best value and its place: between lanes of a warp, and then between warps."""
-        best, by = own, min(self.nest.threads, WARP) // 2
-        while by:
-            value, _ = self._new("a", f"shuffle_xor({best.value}, {by})", 1)
-            place, _ = self._new("at", f"shuffle_xor({best.place}, {by})", 1)
-            best, by = self._better_of(s, best, Accumulator(value, place)), by // 2
+        best = self._best_of_lanes(s, own, min(self.nest.threads, WARP))
         warps = self.nest.threads // WARP
         if warps <= 1:
             return best
@@ -487,9 +540,19 @@ class GridKernelWriter(KernelWriter):
             self._line(f"shared_store({values}, div32(mine, {WARP}), {best.value})")
             self._line(f"shared_store({places}, div32(mine, {WARP}), {best.place})")
         self._line("block_barrier()")
-        found = self._folded(s, values, places, "0", 1, warps)
+        value, _ = self._new("a", f"shared_load[1]({values}, rem32(mine, {warps}))", 1)
+        place, _ = self._new("at", f"shared_load[1]({places}, rem32(mine, {warps}))", 1)
         self._line("block_barrier()")
-        return found
+        return self._best_of_lanes(s, Accumulator(value, place), warps)
+
+    def _best_of_lanes(self, s: Statement, best: Accumulator, lanes: int) -> Accumulator:
+        """The best of so many neighbouring lanes, in all of them."""
+        by = lanes // 2
+        while by:
+            value, _ = self._new("a", f"shuffle_xor({best.value}, {by})", 1)
+            place, _ = self._new("at", f"shuffle_xor({best.place}, {by})", 1)
+            best, by = self._better_of(s, best, Accumulator(value, place)), by // 2
+        return best
 
     def _over_columns(self, s: Statement, own: Accumulator) -> Accumulator:
         """What the threads of an outer index have, which are ``rows`` apart."""
@@ -570,20 +633,37 @@ class GridKernelWriter(KernelWriter):
 
     def _write(self, s: Statement, value: str, lanes: int) -> None:
         if self.nest.threads == 1:
-            super()._write(s, value, lanes)
+            self._store(s, value, lanes)
             return
-        if not self.shares and any(isinstance(x, Load) and x.index for x in walk(*s.expressions)):
+        if (
+            not self.shares
+            and self.nest.each == 1
+            and any(isinstance(x, Load) and x.index for x in walk(*s.expressions))
+        ):
             self._line(self._barrier)  # another thread may have to read first what is written here
-        with self._block("if row < total:"):
+        with self._block(f"if {self.row} < total:"):
             if self.counted:
                 with self._block(f"if {self.counted}:"):
-                    super()._write(s, value, lanes)
+                    self._store(s, value, lanes)
                 return
             if not self._is_known_to_all(s):
-                super()._write(s, value, lanes)
+                self._store(s, value, lanes)
                 return
             with self._block("if mine == 0:"):
-                super()._write(s, value, lanes)
+                self._store(s, value, lanes)
+
+    def _store(self, s: Statement, value: str, lanes: int) -> None:
+        """Write a result, lane by lane where lanes are no neighbours in memory."""
+        assert s.address is not None
+        v = self.vector
+        if v is None or self.lanes == 1 or self._step(s.address) in (0, 1):
+            super()._write(s, value, lanes)
+            return
+        start, wide = self.place[v], self._widened((value, lanes), self.lanes)
+        for k in range(self.lanes):
+            self.place[v] = start if not k else self._new("k", f"{start} + {k}", 1)[0]
+            self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, lane_at({wide}, {k}))")
+        self.place[v] = start
 
 
 def _unconditional(*roots: Scalar) -> Iterator[Scalar]:

@@ -53,7 +53,7 @@ class GridSource:
             self.threads[name] = nest.block
             parameters = [slots[n].number for n in kernel.tensors] + [place(x) for x in kernel.numbers]
             parts = nest.parts
-            blocks = -(-parts.constant // nest.rows) if parts.is_constant else (place(parts), nest.rows)
+            blocks = -(-parts.constant // nest.share) if parts.is_constant else (place(parts), nest.share)
             launches.append(KernelLaunch(name, blocks, nest.block, tuple(parameters)))
         return tuple(launches), list(numbers)
 

@@ -34,6 +34,8 @@ _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 _WHOLE_VIEWS = RESHAPES | PERMUTES
 ROW = 8
 """Elements of 16 bits in 16 bytes."""
+HEADS_BEHIND_POSITIONS = (0, 2, 1, 3)
+"""The order in memory of the dimensions of what efficient attention returns."""
 SHORTEST, LARGE = 64, 2**16
 """Sizes of a product, and elements of what it reads, that are worth care for rows."""
 WORTH_ZEROS = 2**31
@@ -88,15 +90,21 @@ class OnGpu(FromRegion):
         if target is aten.scaled_dot_product_attention.default:
             args = [*args[:3], _as_floats(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
             kwargs = {k: _as_floats(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
-            return self._call(target, args, kwargs, promise, [self._strides_like(args[0], promise)])
+            mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+            return self._call(target, args, kwargs, promise, [self._attention(args[0], args[2], mask, promise)])
         return self._call(target, args, kwargs, promise)
 
-    def _strides_like(self, queries: Tensor, promise: torch.Tensor) -> Shape | None:
-        """The strides of attention's result: in memory its dimensions are in the order of the queries'."""
+    def _attention(self, queries: Tensor, values: Tensor, mask: object, promise: torch.Tensor) -> Shape | None:
+        """The strides of attention's result, by the kernel that torch takes: flash attention, whose result lies as its
+        queries do, or efficient attention, which puts heads behind positions; a guess that costs a copy if wrong."""
         ref = self._reference(aten.scaled_dot_product_attention.default, queries)
         if not all(s.is_constant for s in (*ref.sizes, *ref.strides)):
             return None
         order = tuple(sorted(range(len(ref.sizes)), key=lambda d: -ref.strides[d].constant))
+        if mask is not None or queries.dtype not in _HALF:
+            together = 16 // queries.dtype.itemsize
+            is_aligned = all(x.shape[-1] % together == 0 for x in (queries, values))
+            order = HEADS_BEHIND_POSITIONS if len(order) == 4 and is_aligned else tuple(range(len(order)))
         return dense_strides(self.symbols.shape(promise.shape), order)
 
     def _product(self, target: Any, args: Sequence[Any], promise: torch.Tensor) -> Any:

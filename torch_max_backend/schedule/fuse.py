@@ -45,11 +45,13 @@ def fuse(program: Program, layouts: Mapping[str, Layout], machine: Machine = CPU
             places.update({r.name: len(steps) - 1 for r in step.results if r})
             continue
         group = steps[latest] if latest >= 0 else None
-        beside = sorted({k for name in sources for k in readers[name] if k > latest}, reverse=True)[:NEAR]
+        made_together = [m.name for m in group.members] if isinstance(group, _Group) else []
+        near = {k for name in (*sources, *made_together) for k in readers[name] if k > latest}
+        beside = sorted(near, reverse=True)[:NEAR]
         if isinstance(group, _Group) and _join(group, step, layouts, machine):
             place = latest
         elif (found := next((k for k in beside if _join_beside(steps[k], step, layouts, written)), -1)) >= 0 or (
-            machine.has_grid and (found := next((k for k in beside if _reduce_beside(steps[k], step)), -1)) >= 0
+            machine.has_grid and (found := next((k for k in beside if _reduce_beside(steps[k], step, places)), -1)) >= 0
         ):
             place = found
         else:
@@ -120,21 +122,25 @@ def _join_beside(
     return True
 
 
-def _reduce_beside(group: _Group | Call, d: Definition) -> bool:
-    """Add a reduction to a kernel of reductions over the same loops that read a tensor of it, too; says whether it did.
+def _reduce_beside(group: _Group | Call, d: Definition, places: Mapping[str, int]) -> bool:
+    """Add a reduction to a kernel of reductions over the same loops that reads a tensor of it, too, or one that the
+    same kernel makes; says whether it did.
 
     None of them reads another one's result, since ``d`` reads what is older than the kernel.
     """
     if isinstance(group, Call) or len(group.members) >= MOST or not isinstance(d.how, Reduction):
         return False
     own = [v for v in d.variables if v.size != 1]
-    loops = [v.size for v in d.reduced]
+    if [v.size for v in own] != [v.size for v in group.outer]:
+        return False
+    as_theirs = {v: Index.of(w) for v, w in zip(own, group.outer, strict=True)}
+    loops = [v.size if isinstance(v.size, int) else v.size.substitute(as_theirs) for v in d.reduced]
     if not all(isinstance(m.how, Reduction) and [v.size for v in m.reduced] == loops for m in group.members):
         return False
-    inner = [v for m in group.members for v in m.variables if v not in group.outer and v.size != 1]
-    if inner or [v.size for v in own] != [v.size for v in group.outer] or not all(isinstance(n, int) for n in loops):
+    if any(v not in group.outer and v.size != 1 for m in group.members for v in m.variables):
         return False
-    if not {*reads(d)} & {name for m in group.members for name in reads(m)}:
+    read = [{places[n] if places[n] >= 0 else n for n in reads(x)} for x in (d, *group.members)]
+    if not read[0] & set().union(*read[1:]):
         return False
     group.members.append(renamed(d, dict(zip(own, group.outer, strict=True))))
     return True

@@ -20,7 +20,7 @@ import torch
 
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.loops.expr import Guarded, Load, variables, walk
-from torch_max_backend.loops.index import Index, Var, product
+from torch_max_backend.loops.index import Computed, Index, Var, product
 from torch_max_backend.loops.program import Definition, Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
@@ -39,20 +39,25 @@ from torch_max_backend.schedule.scatter_nest import update_of
 
 WARP, BLOCK, MOST = 32, 256, 1024
 """Threads: of a warp, of a block as a rule, of a block at most."""
-BUSY = 132 * 1024
+PROCESSORS = 132
+"""Multiprocessors, each of which runs several blocks."""
+BUSY = PROCESSORS * 1024
 """Threads that keep a GPU busy."""
 LARGE = 1 << 15
 """Elements of a transpose that are worth tiles."""
 BYTES = 16
 """What a thread reads or writes at once, at most."""
-EACH = 8
-"""Vectors of an inner loop that a thread of several warps should have."""
+EACH, ELEMENTS = 8, 32
+"""Vectors of an inner loop that a thread of several warps should have, and elements."""
 GUARDS = 2
 """Conditions that differ between the lanes of vectors, at most: each is computed lane by lane."""
-HELD, REGISTERS = 4, 32
-"""Vectors of a row that a thread holds, and elements at most."""
+HELD, NARROW, REGISTERS = 4, 16, 32
+"""Vectors of a row that a thread holds, elements of narrow vectors, and elements at most: with fewer, a block has many
+threads for a row, and few rows are under way together."""
 SHORT = 16
 """Inner iterations that are left to one thread if memory runs along an outer loop."""
+WINDOW = 64
+"""Inner iterations that are left to one thread if neighbours' loops of several variables read the same lines."""
 SHARED = 48 << 10
 """Bytes of shared memory that a block has."""
 LONG = 256
@@ -63,6 +68,8 @@ STORES = 2
 """How often a byte that is written counts, where loops are compared by what runs along memory."""
 SECTOR = 32
 """Bytes that memory is read by, at least."""
+TIMES = 4
+"""Outer indices of a thread, at most, if each of them alone reads or writes little."""
 COLUMNS = 32
 """Neighbouring outer indices of a block whose threads share inner loops as well."""
 
@@ -81,6 +88,9 @@ class GridNest(Nest):
     held: int = 0
     """Vectors of an outer index's elements that a thread has in registers, if all stages run over the same: an element
     is then read and computed once."""
+    each: int = 1
+    """Outer indices, or vectors of them, of a thread or of the threads that share them: reads of all are under way
+    together."""
     flat: bool = False
     """Whether a thread's vector is of all outer loops as one, in the order of memory: where it goes beyond a row, its
     elements are computed one by one."""
@@ -94,8 +104,13 @@ class GridNest(Nest):
         return BLOCK if self.tile is not None else self.rows * self.threads
 
     @property
+    def share(self) -> int:
+        """Outer indices, or vectors of them, of a block."""
+        return self.rows * self.each
+
+    @property
     def parts(self) -> Index:
-        """Outer indices, or vectors of them: what blocks have ``rows`` of."""
+        """Outer indices, or vectors of them: what blocks have their shares of."""
         if self.flat:
             return (product(Index.of(v.size) for v in self.outer) + (self.lanes - 1)) // self.lanes
         sizes = []
@@ -125,6 +140,7 @@ class GridNest(Nest):
     def __str__(self) -> str:
         how = f"{self.rows} at a time, {self.threads} threads each{', neighbours apart' if self.columns else ''}"
         how += f", {self.held} vectors in registers" if self.held else ""
+        how += f", {self.each} times" if self.each > 1 else ""
         how += ", beyond rows" if self.flat else ""
         how = f"tiles of {self.tile[0]} and {self.tile[1]}" if self.tile is not None else how
         return f"{super().__str__()}\n  blocks: {how}, {self.lanes} lanes"
@@ -211,20 +227,51 @@ def _shared_out(n: Nest) -> GridNest:
         return _thread_each(n, fast, outer)
     if outer_bytes >= inner_bytes:
         return _columns(n, fast, outer, inner)
+    if fast is not None and inner <= WINDOW and outer >= BUSY * 2 and _has_windows(n, fast):
+        return _thread_each(n, fast, outer)
     return _along_inner(n, outer, inner)
 
 
+def _has_windows(n: Nest, fast: Var) -> bool:
+    """Whether every thread reads a window of several dimensions, and neighbours along ``fast`` read the same lines."""
+    loads = [x for s in n.stages for t in s.statements for x in walk(*t.expressions) if isinstance(x, Load) and x.index]
+    moving = [x for x in loads if {*n.outer, *(v for s in n.stages for v in s.inner)} & x.index[0].variables]
+    several = all(sum(v.size != 1 for v in s.inner) > 1 for s in n.stages if s.inner)
+    return several and all(0 <= (pace(x.index[0], fast) or 0) * x.dtype.itemsize <= SECTOR for x in moving)
+
+
+def pace(index: Index, v: Var) -> float | None:
+    """How far apart in memory neighbours along ``v`` are on average; nothing where that depends on what is read."""
+    if any(isinstance(atom, Computed) for atom in index.atoms):
+        return None
+    count = max(2, cost.count([v]))
+    first, last = (
+        index.substitute({w: Index.of(k if w == v else 0) for w in index.variables}).typical for k in (0, count - 1)
+    )
+    return (last - first) / (count - 1)
+
+
 def _scans(n: Nest, scanned: list[Statement]) -> GridNest:
-    """A thread has a row where it is short, or where neighbouring rows are neighbours in memory; else a warp."""
+    """A thread has a row where rows are neighbours in memory; else a warp has it, or as much of one as it fills."""
     (stage,) = n.stages
     (v,) = stage.inner
     outer = max(1, cost.count(n.outer))
-    if cost.count([v]) < WARP:
-        return GridNest(n.outer, n.stages, rows=BLOCK if outer >= BUSY else 128)
     _, fast = _best(n.outer, n.stages, n.outer)
     if fast is not None and not any(s.address is not None and distance(s.address, v) == 1 for s in scanned):
         return _thread_each(dataclasses.replace(n, outer=(*(w for w in n.outer if w != fast), fast)), fast, outer)
-    return GridNest(n.outer, n.stages, rows=BLOCK // WARP, threads=WARP)
+    if not isinstance(v.size, int) or v.size > WARP:
+        return GridNest(n.outer, n.stages, rows=BLOCK // WARP, threads=WARP)
+    threads = 1 << max(1, (v.size - 1).bit_length())
+    each = _times(outer * threads, TIMES)
+    return GridNest(n.outer, n.stages, rows=BLOCK // threads, threads=threads, each=each)
+
+
+def _times(threads: int, most: int) -> int:
+    """How many of its outer indices each thread has, of so many threads with one."""
+    each = 1
+    while each < most and threads >= 4 * BUSY * each:
+        each *= 2
+    return each
 
 
 def _thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
@@ -246,7 +293,11 @@ def _thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
     while lanes > 1 and outer < BUSY * lanes:
         lanes //= 2
     rows = BLOCK if outer // lanes >= BUSY else 128
-    return GridNest(n.outer, n.stages, fast if lanes > 1 else None, rows=rows, lanes=lanes)
+    each = 1
+    if plain and (lanes == 1 or _is_whole(fast, lanes)):
+        written = sum(s.dtype.itemsize for s in n.stages[0].statements if s.address is not None) * lanes
+        each = _times(outer // lanes, min(TIMES, max(1, BYTES // max(1, written))))
+    return GridNest(n.outer, n.stages, fast if lanes > 1 else None, rows=rows, lanes=lanes, each=each)
 
 
 def _with_loop_inside(n: Nest, across: Var) -> GridNest:
@@ -355,11 +406,11 @@ def _columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:
     lanes = 1 if fast is None or not _is_vectorizable(fast, n.stages) else min(4, _lanes(fast, n.stages))
     if any(x.place is not None for s in n.stages for x in s.statements):
         lanes = 1
-    while lanes > 1 and (outer < 132 * _neighbours(fast, lanes) * lanes or not _is_whole(fast, lanes)):
+    while lanes > 1 and (outer < PROCESSORS * _neighbours(fast, lanes) * lanes or not _is_whole(fast, lanes)):
         lanes //= 2
     rows = _neighbours(fast, lanes)
     narrowest = min((width for s in n.stages for _, width in _accesses(s)), default=1)
-    while rows * lanes * narrowest > SECTOR and outer < 132 * rows * lanes:
+    while rows * lanes * narrowest > SECTOR and outer < PROCESSORS * rows * lanes:
         rows //= 2
     threads = max(2, WARP // rows)
     while rows * threads * lanes < MOST and threads * 4 <= inner and outer // lanes * threads < BUSY * 2:
@@ -377,7 +428,7 @@ def _neighbours(fast: Var | None, lanes: int) -> int:
 def _held_columns(n: Nest, fast: Var, size: int, outer: int) -> GridNest | None:
     """Neighbouring threads have neighbouring outer indices, and each its elements of the inner loops in registers."""
     lanes = min(4, _lanes(fast, n.stages)) if _is_vectorizable(fast, n.stages) else 1
-    while lanes > 1 and (outer < 132 * _neighbours(fast, lanes) * lanes or not _is_whole(fast, lanes)):
+    while lanes > 1 and (outer < PROCESSORS * _neighbours(fast, lanes) * lanes or not _is_whole(fast, lanes)):
         lanes //= 2
     threads, most = 1, min(2 * HELD, REGISTERS // lanes)
     while threads * most < size or (
@@ -394,12 +445,48 @@ def _held_columns(n: Nest, fast: Var, size: int, outer: int) -> GridNest | None:
     )
 
 
+def _held_across(n: Nest, size: int, outer: int) -> GridNest | None:
+    """A block has a few neighbouring outer indices, where some of what moves with them lies along them in memory, and
+    the rest along the inner loops: neighbouring threads read and write parts of lines both ways."""
+    moving = [(i, width) for s in n.stages for i, width in _accesses(s) if {*s.inner} & i.variables]
+    moving = [(i, width) for i, width in dict.fromkeys(moving) if {*n.outer} & i.variables]
+    along = {v: sum(width for i, width in moving if distance(i, v) == 1) for v in n.outer}
+    fast = max(along, key=lambda v: along[v], default=None)
+    if fast is None or not 0 < sum(width for _, width in moving) <= 4 * along[fast]:
+        return None
+    if not _is_vectorizable(fast, n.stages):
+        return None
+    width = min(width for i, width in moving if distance(i, fast) == 1)
+    stores = [s.address for stage in n.stages for s in stage.statements if s.address is not None]
+    lanes = 1 if any(distance(i, fast) == 1 for i in stores) else min(8, BYTES // width)
+    while lanes > 1 and not (
+        _is_whole(fast, lanes) and all(is_aligned(i, fast, lanes) for i, _ in moving if distance(i, fast) == 1)
+    ):
+        lanes //= 2
+    rows = min(8, SECTOR // width) // lanes or 1
+    while rows > 1 and (-(-size * rows // MOST) * lanes > REGISTERS or outer < PROCESSORS * rows * lanes):
+        rows //= 2
+    threads = WARP
+    while threads < size and rows * threads < MOST and -(-size // threads) * lanes > REGISTERS // 2:
+        threads *= 2
+    held = -(-size // threads)
+    if lanes * rows == 1 or held * lanes > REGISTERS or size < WARP or outer < BUSY // threads:
+        return None
+    loops = (*(v for v in n.outer if v != fast), fast)
+    stages = _over_one_loop(n.stages, size, 1)
+    vector = fast if lanes > 1 else None
+    return GridNest(loops, stages, vector, rows=rows, threads=threads, columns=True, lanes=lanes, held=held)
+
+
 def _along_inner(n: Nest, outer: int, inner: int) -> GridNest:
     """Neighbouring threads have neighbouring elements of the inner loops, each stage along its best."""
     stages = [_with_best_last(s, n.outer) for s in n.stages]
     possible = [_inner_lanes(s) for s in stages]
     common = _common_loop(stages)
     if common is not None:
+        found = _held_across(n, common, outer)
+        if found is not None:
+            return found
         found = _held(n.outer, stages, common, min(k for s, k in zip(stages, possible, strict=True) if s.inner), outer)
         if found is not None:
             return found
@@ -412,7 +499,7 @@ def _along_inner(n: Nest, outer: int, inner: int) -> GridNest:
     ]
     threads = 1
     while threads < MOST and threads * lanes < inner:
-        if threads >= WARP and threads * lanes * EACH >= inner and threads * outer >= BUSY:
+        if threads >= WARP and threads * max(lanes * EACH, ELEMENTS) >= inner and threads * outer >= BUSY:
             break
         threads *= 2
     return GridNest(n.outer, tuple(chosen), rows=_rows(threads, outer), threads=threads, lanes=lanes)
@@ -437,13 +524,13 @@ def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int
     """A nest whose threads keep their elements of a row in registers; none if these are too many."""
     while lanes > 1 and size % lanes:
         lanes //= 2
-    threads = 1
+    threads, least = 1, WARP if lanes > 2 else SECTOR // 4
     while threads < MOST and threads * lanes < size:
-        if threads >= WARP and threads * lanes * HELD >= size and threads * count >= BUSY:
+        if threads >= least and threads * max(lanes * HELD, NARROW) >= size and threads * count >= BUSY:
             break
         threads *= 2
     held = -(-size // (threads * lanes))
-    if threads == 1 or held > 2 * HELD or held * lanes > REGISTERS:
+    if threads == 1 or held > max(2 * HELD, NARROW) or held * lanes > REGISTERS:
         return None
     renamed = _over_one_loop(stages, size, lanes)
     return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)

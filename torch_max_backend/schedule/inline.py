@@ -37,7 +37,8 @@ def inline(program: Program, machine: Machine = CPU) -> Program:
             step = substituted(step, bodies)
             price = _price(step, machine)
             ends_sums = machine.has_grid and _ends_reductions(step, sums, readers[step.name])
-            if step.how is None and not ends_sums and _repeats(step, readers[step.name], price, step.name in kept):
+            is_kept = step.name in kept
+            if step.how is None and not ends_sums and _repeats(step, readers[step.name], price, is_kept, machine):
                 bodies[step.name] = step
         steps.append(step)
     return without_dead_definitions(dataclasses.replace(program, steps=steps))
@@ -56,7 +57,7 @@ def _price(d: Definition, machine: Machine) -> float:
     return read + (total - read) / machine.operations
 
 
-def _repeats(d: Definition, readers: list[Step], price: float, kept: bool) -> bool:
+def _repeats(d: Definition, readers: list[Step], price: float, kept: bool, machine: Machine) -> bool:
     """Whether computing ``d`` where it is read is cheaper than reading it."""
     if not readers:
         return False
@@ -66,7 +67,7 @@ def _repeats(d: Definition, readers: list[Step], price: float, kept: bool) -> bo
     elsewhere = sum(cost.iterations(r) for r in readers if isinstance(r, Definition))
     if kept:
         return price <= 3 and elsewhere <= 2 * here
-    saved = 3 * here + 2 * elsewhere  # written once, and read by each
+    saved = 3 * here + 2 * elsewhere + machine.launch  # written once, and read by each
     return max(0, elsewhere - here) * price <= saved
 
 

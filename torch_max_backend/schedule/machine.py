@@ -19,6 +19,10 @@ class Machine:
         most_parts: Parts in which a reduction is cut, at most.
         block: Bytes that a block reads in the time that another launch takes: fewer are no part of their own.
         line: Bytes of neighbouring results that a block reads at once, of a reduction across memory.
+        far: Bytes of a row from which the rows that are under way do not stay in a cache: with fewer than ``waves``
+            times ``results`` of them they are cut in parts, since a kernel of few long blocks ends late.
+        waves: See ``far``.
+        launch: Elements that are read in the time that another launch takes.
         operations: Operations on an element that take as long as reading it.
         has_grid: Whether kernels run on a grid of blocks.
     """
@@ -33,6 +37,9 @@ class Machine:
     operations: int = 1
     block: int = 0
     line: int = 0
+    far: int = 0
+    waves: int = 1
+    launch: int = 0
     has_grid: bool = False
 
 
@@ -48,6 +55,9 @@ GPU = Machine(
     operations=16,
     block=1 << 17,
     line=32,
+    far=1 << 18,
+    waves=4,
+    launch=1 << 20,
     has_grid=True,
 )
 """One with about 132 multiprocessors, such as an H100."""

@@ -256,7 +256,8 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
     adds = known and how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
     if machine.has_grid:
         chain //= GRID_CHAINS
-    few = results < machine.results[0 if along_memory else 1]
+    is_far = along_memory and elements * _width(d) >= machine.far > 0
+    few = results < machine.results[0 if along_memory else 1] * (machine.waves if is_far else 1)
     few = few and elements * (_width(d) if along_memory else machine.line) >= machine.block
     part = min(PART, machine.part)
     if not ((few and results * elements >= 4 * part and elements >= 64) or (adds and chain > CHAIN)):
