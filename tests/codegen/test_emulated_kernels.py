@@ -18,7 +18,7 @@ from tests.codegen.test_written_source import CASES, SMOOTH, program
 from tests.support.grid_emulator import EmulatedLibrary, WrongKernelError
 from tests.support.grid_programs import SMALL, SMALL_GPU, check_emulated, programs_for_gpu
 from tests.support.loop_programs import LoopProgram
-from torch_max_backend.loops.expr import op
+from torch_max_backend.loops.expr import loads, op
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.rules import reduce, scan, views
 from torch_max_backend.loops.tensor import Tensor, define, pointwise
@@ -280,6 +280,14 @@ def test_rows_are_read_one_way_and_written_the_other(
     check_emulated(made)
 
 
+def test_a_short_row_that_is_written_across_is_one_thread_s() -> None:
+    made = for_gpu(lambda x: (views.t(reduce.softmax(x, 1, False)),), torch.randn(300_000, 8), smooth=True)
+    (nest,) = schedule(made.program, GPU).steps
+    assert isinstance(nest, GridNest) and (nest.threads, nest.held) == (1, 8)
+    made = for_gpu(lambda x: (views.t(reduce.softmax(x, 1, False)),), torch.randn(70, 8), smooth=True)
+    check_emulated(made)
+
+
 @pytest.mark.usefixtures("as_if_large")
 def test_a_thread_has_a_window_of_its_own() -> None:
     """Neighbours' windows overlap."""
@@ -338,6 +346,14 @@ def test_a_sum_of_everything_is_one_loop_and_adds_up_in_float64() -> None:
     assert len(parts.reduced) == 1 and parts.body.dtype is torch.float64
     (rows,) = (d for d in found.values() if d.reduced and len(d.variables) == 1 and d.variables[0].size == 2048)
     assert rows.body.dtype is torch.float32
+
+
+def test_loops_become_one_where_their_parts_stay_in_line_with_memory() -> None:
+    """Rows of a power of two, and a number of them that no part has: as one loop they would have no vectors."""
+    made = for_gpu(lambda x: (reduce.over("sum", x, [0, 1, 2]),), torch.zeros(3, 8739, 128).half())
+    parts = next(d for d in schedule(made.program, GPU).program.definitions() if d.name.endswith("_parts"))
+    (load,) = loads(parts.body)
+    assert all(i.stride(parts.reduced[-1]) in (0, 1) for i in load.index)
 
 
 def test_what_windows_are_made_into_lies_as_their_source() -> None:

@@ -188,6 +188,8 @@ def scans_on_a_gpu(target: object, shape: Sequence[Index], dim: object) -> bool:
     """Whether a library computes prefixes on a GPU, of a tensor of this shape along ``dim``."""
     if target not in PREFIXES or not shape or not isinstance(dim, int):
         return False
+    if target is aten.logcumsumexp.default:  # two exponentials an element for a warp's every step, in float64
+        return True
     if target in IN_PARTS and all(n.is_constant for n in shape):
         return False
     rows = product(n for k, n in enumerate(shape) if k != dim % len(shape))

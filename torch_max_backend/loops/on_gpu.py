@@ -90,20 +90,19 @@ class OnGpu(FromRegion):
         if target is aten.scaled_dot_product_attention.default:
             args = [*args[:3], _as_floats(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
             kwargs = {k: _as_floats(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
-            mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-            return self._call(target, args, kwargs, promise, [self._attention(args[0], args[2], mask, promise)])
+            return self._call(target, args, kwargs, promise, [self._attention(args[0], args[2], promise)])
         return self._call(target, args, kwargs, promise)
 
-    def _attention(self, queries: Tensor, values: Tensor, mask: object, promise: torch.Tensor) -> Shape | None:
-        """The strides of attention's result, by the kernel that torch takes: flash attention, whose result lies as its
-        queries do, or efficient attention, which puts heads behind positions; a guess that costs a copy if wrong."""
+    def _attention(self, queries: Tensor, values: Tensor, promise: torch.Tensor) -> Shape | None:
+        """The strides of attention's result, by the kernel that torch takes: flash and cuDNN's attention, whose results
+        lie as their queries do, or, for other dtypes, efficient attention, which puts heads behind positions. A guess
+        that costs a copy if it is wrong."""
         ref = self._reference(aten.scaled_dot_product_attention.default, queries)
         if not all(s.is_constant for s in (*ref.sizes, *ref.strides)):
             return None
         order = tuple(sorted(range(len(ref.sizes)), key=lambda d: -ref.strides[d].constant))
-        if mask is not None or queries.dtype not in _HALF:
-            together = 16 // queries.dtype.itemsize
-            is_aligned = all(x.shape[-1] % together == 0 for x in (queries, values))
+        if queries.dtype not in _HALF:
+            is_aligned = all(x.shape[-1] % (16 // queries.dtype.itemsize) == 0 for x in (queries, values))
             order = HEADS_BEHIND_POSITIONS if len(order) == 4 and is_aligned else tuple(range(len(order)))
         return dense_strides(self.symbols.shape(promise.shape), order)
 

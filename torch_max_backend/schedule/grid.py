@@ -195,7 +195,8 @@ def _along(v: Var, stages: tuple[StageNest, ...], outer: tuple[Var, ...]) -> int
     for s in stages:
         for x in walk(*(e for t in s.statements for e in t.expressions)):
             if isinstance(x, Load) and x.index and distance(x.index[0], v) == 1:
-                touched = cost.count(w for w in (*outer, *s.inner) if w in x.index[0].variables)
+                moving = variables(x)  # those of an index that is read, too
+                touched = cost.count(w for w in (*outer, *s.inner) if w in moving)
                 loaded[x.source] = max(loaded.get(x.source, 0), x.dtype.itemsize * touched)
         for t in s.statements:
             if t.address is not None and distance(t.address, v) == 1:
@@ -219,7 +220,9 @@ def _shared_out(n: Nest) -> GridNest:
         n = dataclasses.replace(n, outer=(*(v for v in n.outer if v != fast), fast))
     in_order = any(isinstance(s.how, Scatter) for stage in n.stages for s in stage.statements)
     common = _common_loop(list(n.stages))
-    if common is not None and fast is not None and outer_bytes >= inner_bytes and not in_order:
+    times = sum(bool(s.inner) for s in n.stages)  # as often is a short row read, if a thread does not hold it
+    goes_across = outer_bytes >= (inner_bytes // times if common is not None and common <= SHORT else inner_bytes)
+    if common is not None and fast is not None and goes_across and not in_order:
         found = _held_columns(n, fast, common, outer)
         if found is not None:
             return found
@@ -598,7 +601,7 @@ def _lanes(v: Var, stages: tuple[StageNest, ...]) -> int:
     stores = [(s.address, s.dtype.itemsize) for stage in stages for s in stage.statements if s.address is not None]
     stores = [(i, width) for i, width in stores if i.stride(v) != 0]
     along = [(i, width) for s in stages for i, width in _accesses(s) if distance(i, v) == 1]
-    apart = sum(distance(i, v) != 1 and i.stride(v) != 0 for s in stages for i, _ in _accesses(s))
+    apart = sum(_is_apart(i, v) for s in stages for i, _ in _accesses(s))
     bodies = [x.body for s in stages for x in s.statements]
     guarded = sum(isinstance(x, Guarded) and v in variables(x.condition) for x in walk(*bodies))
     if not along or apart > len(along) or guarded > GUARDS or any(distance(i, v) != 1 for i, _ in stores):
@@ -611,6 +614,14 @@ def _lanes(v: Var, stages: tuple[StageNest, ...]) -> int:
     ):
         lanes //= 2
     return lanes
+
+
+def _is_apart(index: Index, v: Var) -> bool:
+    """Whether neighbours along ``v`` are no neighbours in memory, nor on average nearer than these."""
+    if distance(index, v) == 1 or index.stride(v) == 0:
+        return False
+    step = pace(index, v)
+    return step is None or not 0 <= step <= 1
 
 
 def is_aligned(index: Index, v: Var, lanes: int) -> bool:

@@ -241,9 +241,16 @@ def _with_own_means(d: Definition, m: Scalar, known: _SumInParts) -> list[Defini
 
 
 def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
-    whole = d
     if machine.has_grid and not how.combiner.startswith("arg"):
-        d, how = _merged(d, how, layouts)
+        merged = _merged(d, how, layouts)
+        found = _cut(*merged, layouts, machine)
+        if merged[0] is d or (len(found) > 1 and is_along_memory(found[0], found[0].reduced[-1], layouts)):
+            return found if len(found) > 1 else [d]
+    return _cut(d, how, layouts, machine)
+
+
+def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
+    whole = d
     results, elements = cost.count(d.variables), cost.count(how.variables)
     wide = [v for v in how.variables if v.size != 1]
     if not wide or not all(Index.of(v.size).is_fixed for v in wide):
