@@ -107,12 +107,14 @@ def test_lanes_one_after_the_other_read_registers_of_vectors() -> None:
 
 
 @pytest.mark.parametrize("nowhere", [False, True], ids=["numbers", "NaN"])
-def test_places_of_extremes_in_parts(nowhere: bool) -> None:
+@pytest.mark.parametrize("dim", [1, 0])
+def test_places_of_extremes_in_parts(nowhere: bool, dim: int) -> None:
     """Equal ones and NaN stand in several parts, also in what the last part, which begins earlier, has of another."""
     x = (torch.arange(3 * 700) * 7 % 31).float().reshape(3, 700)
     if nowhere:
         x[:2, [130, 640, 699]] = float("nan")
-    made = for_gpu(lambda x: (reduce.argmax(x, 1), reduce.argmin(x, 1)), x)
+    x = x if dim else x.t().contiguous()
+    made = for_gpu(lambda x: (reduce.argmax(x, dim), reduce.argmin(x, dim)), x)
     made = dataclasses.replace(made, machine=SMALL_GPU)
     assert str(schedule(made.program, SMALL_GPU)).count("_best = arg") == 2
     check_emulated(made)

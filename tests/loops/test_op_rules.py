@@ -218,6 +218,7 @@ ROWS: list[Row] = [
     ("copied views", lambda x: (torch.select_copy(x, 0, 1), torch.slice_copy(x, 1, 2, 7, 2), *torch.split_copy(x, 2), torch.detach_copy(x), torch.as_strided_copy(x, (2, 3), (4, 2), 1), torch.unfold_copy(x, 1, 3, 2)), [randn(4, 9)]),
     ("truth along no dimension", lambda x: (torch.any(x, ()), torch.all(x, ()), torch.any(x.byte(), ())), [torch.tensor([[0.0, 2.0]])]),
     ("logsumexp of whole numbers", lambda x: x.logsumexp(0), [integers(9)]),
+    ("logsumexp that overflows", lambda x: (x.logsumexp(0), x.float().logsumexp(0)), [torch.zeros(70_000, dtype=torch.float16)]),
     ("addcmul and addcdiv in place", lambda x, a, b: (x.addcmul_(a, b, value=0.5), x.addcdiv_(a, b, value=-2), x.add_(a, alpha=3)), [randn(9), randn(3, 3).flatten(), randn(9).abs() + 1]),
     # strides, offsets, views
     ("expanded", lambda x: x.expand(4, 3, 5) + 1, [randn(3, 1)]),

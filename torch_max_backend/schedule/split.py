@@ -257,7 +257,7 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
         return [whole]
     along_memory = is_along_memory(d, wide[-1], layouts)
     if how.combiner.startswith("arg"):
-        return _place_in_parts(d, how.combiner, wide, machine) if along_memory else [whole]
+        return _place_in_parts(d, how.combiner, wide, machine, along_memory)
     chain = elements // LANES if along_memory else elements
     known = all(isinstance(v.size, int) for v in wide)  # sums over symbolic sizes are added up in float64 anyway
     adds = known and how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
@@ -335,7 +335,9 @@ def _addresses(d: Definition, layouts: Mapping[str, Layout]) -> Iterator[Index]:
             yield layouts[x.source].address(x.index)
 
 
-def _place_in_parts(d: Definition, combiner: str, wide: list[Var], machine: Machine) -> list[Definition]:
+def _place_in_parts(
+    d: Definition, combiner: str, wide: list[Var], machine: Machine, along_memory: bool
+) -> list[Definition]:
     """The place of an extreme by way of the extremes of parts, on a grid: few blocks would look for it otherwise.
 
     After: ``t0_parts[p] = maximum over q of x[chunk*p + q]``, ``t0_best = argmax over p of t0_parts[p]``,
@@ -344,9 +346,11 @@ def _place_in_parts(d: Definition, combiner: str, wide: list[Var], machine: Mach
     """
     (v, *others), results = wide, cost.count(d.variables)
     few = machine.has_grid and results < machine.results[0]
-    if others or not few or not isinstance(v.size, int) or v.size * _width(d) < machine.block:
+    width = _width(d) if along_memory else machine.line
+    if others or not few or not isinstance(v.size, int) or v.size * width < machine.block:
         return [d]
-    chunk = _chunk(Index.of(v.size), max(2, machine.most_parts // results), LANES, machine)
+    most = machine.most_parts // results if along_memory else v.size // LANES  # one block has neighbouring results
+    chunk = _chunk(Index.of(v.size), max(2, min(machine.most_parts, most)), LANES if along_memory else 1, machine)
     count = int(((v.size + chunk - 1) // chunk).constant)
     p, again = (Var(f"{v.name}{x}", count) for x in "pc")
     q, within = sized(f"{v.name}q", least(chunk, v.size - chunk * p)), sized(f"{v.name}r", chunk)

@@ -334,7 +334,8 @@ def logsumexp(self: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     top = over("maximum", self, dim, True, compute=compute)
     safe = pointwise_of(top, lambda m: select(op("is_inf", m), constant(0, m.dtype), m), compute)
     shifted = pointwise(lambda x, m: op("exp", x - m), self, safe, dtype=compute, compute=compute)
-    total = over("sum", shifted, dim, True, compute=compute)
+    rounded = torch.float16 if self.dtype is torch.float16 else compute  # which overflows, as in eager
+    total = over("sum", shifted, dim, True, compute=compute, dtype=rounded)
     found = pointwise(lambda s, m: op("log", s) + m, total, safe, dtype=self.dtype, compute=compute)
     return _unkept(found, self, dim, keepdim)
 
