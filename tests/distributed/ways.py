@@ -84,7 +84,7 @@ def made(way: str) -> tuple[nn.Module, DeviceMesh | None]:
         with torch._dynamo.config.patch(optimize_ddp="python_reducer"):  # DDP asks when it is made
             return DistributedDataParallel(model, bucket_cap_mb=0.05), None
     if way == "ddp":
-        return DistributedDataParallel(model, bucket_cap_mb=0.05), None
+        return DistributedDataParallel(model), None
     if way == "tp":
         tensor_parallel(model, init_device_mesh("cpu", (world,)))
         return model, None
