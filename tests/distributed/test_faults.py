@@ -30,6 +30,7 @@ def test_every_rank_says_how_they_differ(processes: Processes, tmp_path: Path, f
         assert "RanksDifferError: Ranks" in line and words in line
 
 
+@pytest.mark.full
 def test_a_store_that_cannot_be_written_is_done_without(processes: Processes, tmp_path: Path) -> None:
     """Ranks say so, compile each for itself, and go on."""
     (tmp_path / "file").touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from torch_max_backend import reports
 OPTIONS = {"fallback": "error"}
 
 
-def main(ways: list[str], steps: int, folder: Path) -> None:
+def main(ways: list[str], steps: int, folder: Path, device: str = "cpu") -> None:
     """Train in each way, with a checkpoint in between, and compare with eager on every rank."""
-    dist.init_process_group("gloo")
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.set_default_device(device)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
     torch.set_num_threads(1)
     compiler = functools.partial(torch.compile, backend="max_backend", options=OPTIONS)
     facts = {}
@@ -42,4 +46,4 @@ def main(ways: list[str], steps: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1].split(","), int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1].split(","), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

@@ -86,20 +86,21 @@ def made(way: str) -> tuple[nn.Module, DeviceMesh | None]:
     if way == "ddp":
         return DistributedDataParallel(model), None
     if way == "tp":
-        tensor_parallel(model, init_device_mesh("cpu", (world,)))
+        tensor_parallel(model, init_device_mesh(torch.get_default_device().type, (world,)))
         return model, None
     if way == "2d":
-        mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+        mesh = init_device_mesh(torch.get_default_device().type, (2, world // 2), mesh_dim_names=("dp", "tp"))
         tensor_parallel(model, mesh["tp"])
         sharded(model, mesh["dp"])
         return model, mesh
-    sharded(model, init_device_mesh("cpu", (world,)))
+    sharded(model, init_device_mesh(torch.get_default_device().type, (world,)))
     return model, None
 
 
 def batch(step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and the words behind them, which ranks of one part share."""
-    tokens = torch.randint(WORDS, (4, 17), generator=torch.Generator().manual_seed(100 * step + part))
+    generator = torch.Generator().manual_seed(100 * step + part)
+    tokens = torch.randint(WORDS, (4, 17), generator=generator, device="cpu").to(torch.get_default_device())
     return tokens[:, :-1], tokens[:, 1:]
 
 

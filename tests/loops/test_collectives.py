@@ -149,6 +149,7 @@ def test_a_constant_is_reduced_at_each_call() -> None:
     assert "torch.distributed _c10d_functional.all_reduce.default" in calls()
 
 
+@pytest.mark.full  # two compiles by MAX
 def test_between_regions_of_max_torch_runs_them() -> None:
     """In strict mode as well: they are no islands."""
     x = torch.randn(4, 4)
