@@ -74,6 +74,10 @@ class ExecutionError(MaxBackendError, RuntimeError):
     """A compiled region raised while it ran: a zero divisor of integers, or a failure of the engine."""
 
 
+class RanksDifferError(MaxBackendError, RuntimeError):
+    """Ranks of a process group are about to call different collectives, or run different versions."""
+
+
 class CoverageError(MaxBackendError, RuntimeError):
     """A function cannot be looked at without being run, or what should give a model gives something else."""
 

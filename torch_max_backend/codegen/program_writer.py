@@ -12,6 +12,7 @@ import torch
 
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.index_sites import Site
+from torch_max_backend.codegen.collective_signatures import collectives_of
 from torch_max_backend.codegen.grid_source import GridSource
 from torch_max_backend.codegen.kernel_writer import KernelWriter
 from torch_max_backend.codegen.memory_traffic import bytes_of
@@ -250,7 +251,7 @@ class _Writer:
     def _written(self, text: str, symbols: tuple[Any, ...]) -> WrittenProgram:
         counts = self.source.kernels, self.launches, tuple(self.calls), self.moved
         return WrittenProgram(
-            ProgramSpec(text, self.values, tuple(self.segments), *counts),
+            ProgramSpec(text, self.values, tuple(self.segments), *counts, collectives=collectives_of(self.plan.steps)),
             self.source.text(),
             symbols,
             strides=self._free_strides(),
@@ -456,7 +457,8 @@ class _GridWriter(_Writer):
     def _written(self, text: str, symbols: tuple[Any, ...]) -> WrittenProgram:
         counts = self.grid.kernels, self.launches, tuple(self.calls), self.moved
         sites = self._sites() if self.check_indices and ERRORS in self.dtypes else ()
-        spec = ProgramSpec(text, self.values, tuple(self.segments), *counts, gpus=(self.gpu,), sites=sites)
+        collectives = collectives_of(self.plan.steps)
+        spec = ProgramSpec(text, self.values, tuple(self.segments), *counts, (self.gpu,), sites, collectives)
         return WrittenProgram(spec, self.grid.text(), symbols, self.grid.threads, self._free_strides())
 
     def _sites(self) -> tuple[Site, ...]:

@@ -16,8 +16,9 @@ from torch._decomp import decomposition_table as _torch_decompositions
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES, STARTS, WAITS
 from torch_max_backend.base.errors import LoweringError, Unsupported
 from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
@@ -73,6 +74,8 @@ class FromRegion:
         self.env: dict[fx.Node, Any] = {}
         self.memory: dict[str, tuple[Shape, Shape]] = {}
         """Sizes and strides of what lies in memory, by name: inputs, results of library calls, what these read."""
+        self.at_work: dict[str, tuple[str, ...]] = {}
+        """What collectives read, by the names of their results."""
         self.defined: dict[Any, Tensor] = {}
         """What was computed for libraries to read, by shape, dtype and the scalar at an index."""
         self.node = next(iter(region.nodes), None)
@@ -327,6 +330,8 @@ class FromRegion:
 
     def _reference(self, target: Any, x: Tensor) -> Ref:
         """How a library reads an argument."""
+        if target in STARTS:
+            return self._contiguous(x)
         return self._image(x) if target in CONVOLUTIONS else self._ref(x)
 
     def _call(
@@ -346,6 +351,8 @@ class FromRegion:
 
         many = isinstance(promise, list | tuple)
         image = self._convolution(args, promise) if target is torch.ops.aten.convolution.default else None
+        if target in COLLECTIVES:
+            strides = [dense_strides(self.symbols.shape(value.shape)) for value in tensors_of(promise)]
         known = dict(enumerate(strides if image is None else [image[2]]))
         results: list[Called | None] = []
         for k, value in enumerate(promise if isinstance(promise, list | tuple) else [promise]):
@@ -366,10 +373,25 @@ class FromRegion:
                 tuple(results),
                 self.builder.where,
                 self.node.name if self.node else "",
+                self._held_by(target, given, results),
             )
         )
         tensors = [named(r.name, r.sizes, r.dtype) if r else None for r in results]
         return tuple(tensors) if many else tensors[0]
+
+    def _held_by(self, target: Any, given: tuple[Any, Any], results: Sequence[Called | None]) -> tuple[str, ...]:
+        """What a wait holds: all that the collectives read whose results it waits for."""
+        names = [r.name for r in tree_leaves(given) if isinstance(r, Ref)]
+        if target in STARTS:
+            self.at_work.update((r.name, tuple(dict.fromkeys(names))) for r in results if r)
+        return tuple(dict.fromkeys(x for n in names for x in self.at_work.get(n, ()))) if target in WAITS else ()
+
+    def _contiguous(self, x: Tensor) -> Ref:
+        """``x`` without gaps and in its own order, copied unless it lies so."""
+        ref = self._ref(x)
+        if _lie_alike(x.shape, ref.strides, dense_strides(x.shape)):
+            return ref
+        return self._ref(define(x.shape, x.dtype, x.at))
 
     def _ref(self, x: Tensor) -> Ref:
         """How a library reads ``x``: where it is, if it is a view of memory, else from a copy."""
@@ -438,9 +460,7 @@ class FromRegion:
         ref = self._ref(x)
         if x.rank >= 4 and ref.strides[1] == 1:  # dense or not, that makes ATen give a result with channels last
             return ref
-        if _lie_alike(x.shape, ref.strides, dense_strides(x.shape)):
-            return ref
-        return self._ref(define(x.shape, x.dtype, x.at))
+        return self._contiguous(x)
 
     def _last(self, x: Tensor, ref: Ref | None) -> Ref | None:
         """The reference, if it is one to channels last."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch._ops import OpOverload
 
+from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES
 from torch_max_backend.loops.index import Index, product
 
 aten = torch.ops.aten
@@ -169,7 +170,7 @@ IN_PARTS = (aten.cumsum.default, aten.cumprod.default)
 LONGEST_PREFIX, FEWEST_ROWS = 1 << 13, 256
 """On a GPU the others are ATen's where rows are longer or fewer than that: many blocks share a row there."""
 
-LIBRARY: dict[object, str] = dict.fromkeys(_ATEN, "ATen")
+LIBRARY: dict[object, str] = {**dict.fromkeys(_ATEN, "ATen"), **dict.fromkeys(COLLECTIVES, "torch.distributed")}
 """The library that computes an op, by overload. It computes what no loop rule does, or what a rule leaves to it."""
 
 _OTHERS = {

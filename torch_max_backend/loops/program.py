@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES
 from torch_max_backend.base.index_sites import Site
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, nested, walk
 from torch_max_backend.loops.index import Index, Sym, Var
@@ -150,7 +151,8 @@ class Called:
 class Call:
     """A call of a library: ``target`` is a torch op; in ``args``, :class:`Ref` stands for a tensor of the program.
 
-    ``node`` is the name of the graph's node that it is made from.
+    ``node`` is the name of the graph's node that it is made from. ``holds`` are tensors that others may read until the
+    call is over: those that a collective is at work on, for the call that waits for it.
     """
 
     library: str
@@ -160,10 +162,16 @@ class Call:
     results: tuple[Called | None, ...] = ()
     where: str = ""
     node: str = ""
+    holds: tuple[str, ...] = ()
 
     def reads(self) -> tuple[str, ...]:
-        """The names of the tensors that it reads."""
-        return tuple(_refs([self.args, list(self.kwargs.values())]))
+        """The names of the tensors that it reads, and of those that are read until it is over."""
+        return (*_refs([self.args, list(self.kwargs.values())]), *self.holds)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is called even if nothing reads its results: other ranks count on it."""
+        return self.target in COLLECTIVES
 
     def __str__(self) -> str:
         results = ", ".join(r.name if r else "_" for r in self.results)

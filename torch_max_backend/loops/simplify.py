@@ -27,12 +27,12 @@ from torch_max_backend.loops.program import Call, Definition, Program, Reduction
 
 
 def without_dead_definitions(program: Program) -> Program:
-    """Leave out what nothing reads and what does not leave."""
+    """Leave out what nothing reads and what does not leave, but no collective."""
     wanted = {name for name, _ in program.outputs} | {source for _, source in program.stores}
     kept = []
     for step in reversed(program.steps):
         names = [r.name for r in step.results if r] if isinstance(step, Call) else [step.name]
-        if wanted.isdisjoint(names):
+        if wanted.isdisjoint(names) and not (isinstance(step, Call) and step.is_collective):
             continue
         kept.append(step)
         wanted.update(reads(step))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx
 
+from torch_max_backend.aten_functions.torch_executed.collectives import STARTS, WAITS
 from torch_max_backend.capture.fake_tensors import tensors_of, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
 
@@ -35,8 +36,9 @@ def stages(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     stage = {n: sum(cut <= i for cut in cuts) for n, i in index.items()}
     for node in reversed(nodes):
         _postpone(node, stage)
-    for node in filter(is_getitem, nodes):
-        stage[node] = stage[node.all_input_nodes[0]]
+    for node in nodes:  # a collective ends in the stage in which it starts
+        if is_getitem(node) or node.target in WAITS:
+            stage[node] = max(stage.get(n, stage[node]) for n in node.all_input_nodes)
     found: list[list[fx.Node]] = [[] for _ in range(len(cuts) + 1)]
     for node in nodes:
         found[stage[node]].append(node)
@@ -113,7 +115,7 @@ def _postpone(node: fx.Node, stage: dict[fx.Node, int]) -> None:
     So the gradient of a table that is also the last layer's weight is made where its other part is, and not kept.
     """
     readers = [stage.get(u) for u in node.users]
-    if not readers or None in readers or is_getitem(node):
+    if not readers or None in readers or is_getitem(node) or node.target in STARTS:
         return
     first = min(s for s in readers if s is not None)
     if first > stage[node] and _bytes(node) >= sum(map(_bytes, node.all_input_nodes)):

@@ -13,6 +13,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.aten_functions.support.dtypes import TO_MAX
+from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES
 from torch_max_backend.capture.fake_tensors import expr_of, is_plain, symbols_of, tensors_of, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem, map_nodes
 from torch_max_backend.capture.user_controlled_ops import is_named
@@ -64,6 +65,9 @@ def classify(
     target = node.target
     if target is torch.ops.aten.copy_.default and _is_placeholder(node.args[0]):
         return Verdict(Runner.STORE)
+    if target in COLLECTIVES:
+        in_program = node not in refused and may_have_loops(node) and not _why_not(node)
+        return Verdict(Runner.MAX if in_program else Runner.TORCH, aten_functions.torch_ops[target])
     if node in refused:
         return Verdict(Runner.ISLAND, refused[node])
     if isinstance(target, HigherOrderOperator) and _checkpointed(node, target) in aten_functions.torch_ops:

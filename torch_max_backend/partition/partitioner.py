@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES, STARTS, WAITS
 from torch_max_backend.capture.fake_tensors import order_of, storage_key, symbols_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.capture.view_ops import FREE_VIEWS
@@ -119,7 +120,7 @@ class _Cut:
 
     def _levels(self) -> dict[fx.Node, int]:
         level: dict[fx.Node, int] = collections.defaultdict(int)
-        last_random = 0
+        last_random = last_collective = 0
         for node in self.graph.nodes:
             runner = self.runner(node)
             if runner is None or node in self.floating or runner is Runner.STORE:
@@ -130,6 +131,8 @@ class _Cut:
                 level[node] = max(level[node], level[source] + (after if torch_runs else 0))
             if runner in (Runner.TORCH, Runner.ISLAND) and _is_impure(node):
                 level[node] = last_random = max(level[node], last_random)
+            if node.target in STARTS:  # every rank of a group has them in the graph's order
+                level[node] = last_collective = max(level[node], last_collective)
         for node in self.returned:  # a constant that is an output must be made somewhere
             if node in self.floating:
                 level[node] = 0
@@ -156,7 +159,9 @@ class _Cut:
             level.update(dict.fromkeys(here, high))
 
     def _may_write(self, node: fx.Node) -> bool:
-        """Whether a node may write into a tensor that others read."""
+        """Whether a node may write into a tensor that others read, or has its place among collectives."""
+        if node.target in COLLECTIVES:
+            return True
         if self.runner(node) not in (Runner.TORCH, Runner.ISLAND) or is_getitem(node):
             return False
         return getattr(getattr(node.target, "_schema", None), "is_mutable", True)
@@ -201,7 +206,7 @@ class _Cut:
             steps += updates.get(level, [])
             for nodes, writes in parts.get(level, []):
                 region = self._region(nodes, wanted, writes)
-                if region.outputs or region.stores:
+                if region.outputs or region.stores or any(n.target in COLLECTIVES for n in nodes):
                     steps.append(region)
             for node in torch_nodes[level]:
                 for needed in self._floating_needed([node]):
@@ -379,7 +384,9 @@ def _output_aliases(graph: fx.Graph, outputs: list[fx.Node]) -> dict[fx.Node, fx
         value = value_of(node)
         if isinstance(value, torch.Tensor):
             key = storage_key(value)
-            if key is not None:
+            if key is not None and node.target in WAITS:
+                first[key] = node
+            elif key is not None:
                 first.setdefault(key, node)
     alias = {}
     for node in outputs:

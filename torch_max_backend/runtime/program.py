@@ -62,6 +62,8 @@ class ProgramSpec:
     gpus: tuple[int, ...] = field(default=())
     sites: tuple[Site, ...] = ()
     """Where kernels on a GPU check indices."""
+    collectives: tuple[tuple[str, str], ...] = ()
+    """What it calls of ``torch.distributed``, in order: a process group's name, and the op with its shapes."""
 
     def bind(self, library: Library | GridLibrary | None) -> Callable[..., Any]:
         """The program as a function of its inputs, which returns a tuple; one without segments has no library."""
@@ -86,7 +88,11 @@ class ProgramSpec:
         name = f"<max_backend program {id(scope):x}>"
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
         exec(compile(self.source, name, "exec"), scope)  # the text is ours: names, numbers and calls
-        return scope["run"]
+        if not self.collectives:
+            return scope["run"]
+        from torch_max_backend.runtime.agreement import agreeing  # imports torch.distributed
+
+        return agreeing(scope["run"], self.collectives)
 
 
 def _cpu_names() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.kernel import Kernel, Layout
 from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.nest import Nest, distance, nest
+from torch_max_backend.schedule.overlap import wait_late
 from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
 from torch_max_backend.schedule.split_scans import split_long_scans
@@ -56,7 +57,7 @@ def schedule(program: Program, machine: Machine = CPU) -> Schedule:
     *_, (_, program) = passes(program, machine)
     layouts = layouts_of(program)
     steps: list[Nest | Call] = []
-    kernels = fuse(program, layouts, machine)
+    kernels = wait_late(fuse(program, layouts, machine))
     local = _local(program, kernels)
     for step in kernels:
         if isinstance(step, Call):

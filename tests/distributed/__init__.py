@@ -1,0 +1,1 @@
+"""Several processes on torch.distributed: training, one compile a group, faults."""

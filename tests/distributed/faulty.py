@@ -1,0 +1,39 @@
+"""Ranks that do not fit together: each prints the error that it gets."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+from torch_max_backend.base import digests
+from torch_max_backend.runtime import agreement
+
+
+def main(fault: str) -> None:
+    """A sum over all ranks, of which the last one has another graph or another version."""
+    dist.init_process_group("gloo")
+    is_odd = dist.get_rank() == dist.get_world_size() - 1
+    if fault == "version" and is_odd:
+        installed = digests.package_version
+        agreement.package_version = lambda name: "0.0" if name == "torch-max-backend" else installed(name)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        total = functional.all_reduce(x * 2, "sum", dist.group.WORLD)
+        return functional.all_reduce(total, "max", dist.group.WORLD) + 1
+
+    size = 5 if fault == "graph" and is_odd else 4
+    compiled = torch.compile(function, backend="max_backend", options={"fallback": "error"})
+    try:
+        x = torch.ones(size)
+        torch.testing.assert_close(compiled(x), function(x))
+        print(f"rank {dist.get_rank()} is right", flush=True)
+    except Exception as error:
+        print(f"rank {dist.get_rank()} raises {type(error).__name__}: {error}", flush=True)
+        sys.exit(0 if fault == "caught" else 1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
