@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.loops.index import Computed, Index, Replaced, Var
 
 SHORT = {
@@ -36,8 +37,13 @@ SHORT = {
     torch.uint32: "u32",
     torch.uint64: "u64",
     torch.bool: "boolean",
+    torch.float8_e4m3fn: "f8_e4m3fn",
+    torch.float8_e4m3fnuz: "f8_e4m3fnuz",
+    torch.float8_e5m2: "f8_e5m2",
+    torch.float8_e5m2fnuz: "f8_e5m2fnuz",
+    torch.float8_e8m0fnu: "f8_e8m0fnu",
 }
-"""The dtypes of scalar expressions, by their short names."""
+"""The dtypes of scalar expressions, by their short names. In floats of 8 bits nothing but choices is computed."""
 
 _SAME, _BOOL = "the dtype of the first operand", "bool"
 _UNARY = """neg absolute sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh
@@ -264,6 +270,9 @@ def constant(value: bool | int | float | Index, dtype: torch.dtype) -> Scalar:
         return cast(from_index(value), dtype)
     if dtype is torch.bool:
         return Const(bool(value), dtype)
+    if dtype in FLOAT8:
+        bits = torch.tensor(float(value), dtype=torch.float32).to(dtype).view(torch.uint8).item()
+        return bitcast(Const(int(bits), torch.uint8), dtype)
     if dtype.is_floating_point:
         if dtype is torch.float64:
             return Const(float(value), dtype)
@@ -292,6 +301,10 @@ def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
     """The expression in another dtype, as torch's ``.to`` gives it."""
     if x.dtype is dtype:
         return x
+    if dtype in FLOAT8 or x.dtype in FLOAT8:
+        from torch_max_backend.loops.float8 import decoded, encoded
+
+        return encoded(cast(x, torch.float32), dtype) if dtype in FLOAT8 else cast(decoded(x), dtype)
     if isinstance(x, Const) and (dtype.is_floating_point or isinstance(x.value, int) or math.isfinite(x.value)):
         return constant(x.value, dtype)
     if isinstance(x, Op) and x.name == "round" and dtype is x.args[0].dtype:
@@ -303,6 +316,8 @@ def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
 
 def bitcast(x: Scalar, dtype: torch.dtype) -> Scalar:
     """The bits of ``x`` as an element of a dtype of the same width."""
+    if isinstance(x, Op) and x.name == "bitcast":
+        x = x.args[0]
     return x if x.dtype is dtype else Op("bitcast", (x,), dtype)
 
 

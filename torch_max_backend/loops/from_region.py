@@ -26,6 +26,7 @@ from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolutio
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import library_of
+from torch_max_backend.loops.narrow_products import product_of_a_row
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref, Scatter, dense_strides
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
@@ -65,6 +66,8 @@ class FromRegion:
     """Dtypes of convolutions for which channels may be put last."""
     row_bytes = 1
     """At multiples of how many bytes rows begin in a tensor that may lie in any way."""
+    has_row_products = True
+    """Whether loops compute the product of a row with a matrix of narrow elements."""
     adds_bias = False
     """Whether the bias of the convolution at work is a loop's."""
 
@@ -226,6 +229,8 @@ class FromRegion:
             if value.device not in (self.device, torch.device("meta")):
                 raise Unsupported(f"a program on {self.device} has no tensor on {value.device}")
         rule = rule_of(target)
+        if self.has_row_products and (row := product_of_a_row(self.builder.program, target, args, dict(kwargs))):
+            return row
         if self._is_for_library(target, args):
             return self._library(target, args, kwargs, promise)
         if rule is not None:

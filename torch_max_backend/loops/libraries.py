@@ -39,6 +39,13 @@ _PRODUCTS = [
 ]
 """On a CPU these are MKL's and oneDNN's."""
 
+_PACKED = """_scaled_mm _scaled_mm_v2 _scaled_grouped_mm _scaled_grouped_mm_v2 _weight_int8pack_mm _weight_int4pack_mm
+    _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros _convert_weight_to_int4pack
+    _convert_weight_to_int4pack_for_cpu _dyn_quant_matmul_4bit _dyn_quant_pack_4bit_weight _cslt_sparse_mm"""
+_QUANTISED = [getattr(aten, name).default for name in _PACKED.split() if hasattr(aten, name)]
+"""Products of packed weights or of floats of 8 bits: on a GPU ``_scaled_mm`` is cuBLASLt's. A product that a machine
+lacks is torch's own error."""
+
 _ATTENTION_ON_A_GPU = [
     getattr(aten, name).default
     for name in (
@@ -152,6 +159,7 @@ OF_FLOAT64 = [aten._softmax.default, aten._log_softmax.default]
 
 _ATEN = [
     *_PRODUCTS,
+    *_QUANTISED,
     *_ATTENTION_ON_A_GPU,
     *_ORDER,
     *_COUNTS,

@@ -51,6 +51,7 @@ class OnGpu(FromRegion):
     kind = CudnnConvolution
     channels_last = _HALF
     row_bytes = 16
+    has_row_products = False
 
     def __init__(self, region: Region, builder: Builder) -> None:
         super().__init__(region, builder)

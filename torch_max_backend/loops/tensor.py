@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
+from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.index_sites import Site
 from torch_max_backend.loops.expr import Load, Scalar, as_index, cast, checked, constant, from_index, rounded
@@ -224,8 +225,8 @@ def expanded(x: Tensor, shape: Shape) -> Tensor:
 
 # -- elementwise -------------------------------------------------------------------------------------------------------
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which torch computes elements of ``dtype`` on every device: float32 for floats of 16 bits."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    """The dtype in which torch computes elements of ``dtype`` on every device: float32 for floats of 16 bits or 8."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) or dtype in FLOAT8 else dtype
 
 
 @functools.cache
@@ -243,7 +244,8 @@ def promoted(*operands: Operand | None, kind: Any = PROMOTION.DEFAULT) -> tuple[
             likes.append(1)
         elif x is not None:
             likes.append(x)
-    return elementwise_dtypes(*likes, type_promotion_kind=kind)
+    found, result = elementwise_dtypes(*likes, type_promotion_kind=kind)
+    return torch.float32 if found in FLOAT8 else found, result
 
 
 def number(x: bool | int | float | Index, dtype: torch.dtype) -> Scalar:

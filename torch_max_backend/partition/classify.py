@@ -14,6 +14,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.aten_functions.support.dtypes import TO_MAX
 from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES
+from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.capture.fake_tensors import expr_of, is_plain, symbols_of, tensors_of, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem, map_nodes
 from torch_max_backend.capture.user_controlled_ops import is_named
@@ -82,7 +83,7 @@ def classify(
         return Verdict(Runner.ISLAND, aten_functions.islands[target])
     reason = _why_not(node)
     if not reason:
-        limit = _limit_of_lowering(node, target)
+        limit = _limit_of_dtypes(node) or _limit_of_lowering(node, target)
         if not limit or may_have_loops(node):
             return Verdict(Runner.MAX, limit)
         reason = limit
@@ -111,13 +112,20 @@ def _why_not(node: fx.Node) -> str:
     for tensor in (t for v in values for t in tensors_of(v)):
         if not is_plain(tensor):
             return f"a {tensor.layout} tensor{' with a lazy conj or neg bit' if tensor.layout is torch.strided else ''}"
-        if tensor.dtype not in TO_MAX:
+        if tensor.dtype not in TO_MAX and tensor.dtype not in FLOAT8:
             return f"MAX has no dtype for {tensor.dtype}"
         if tensor.device.type not in ("cpu", "cuda"):
             return f"MAX has no device for {tensor.device}"
     if symbols_of(values[0]) - set().union(*(symbols_of(v) for v in values[1:])):
         return "the size of its result depends on data"
     return ""
+
+
+def _limit_of_dtypes(node: fx.Node) -> str:
+    """Why MAX's graph compiler cannot run a node whose tensors a program may have."""
+    values = [value_of(node), *(value_of(n) for n in node.all_input_nodes)]
+    found = next((t.dtype for v in values for t in tensors_of(v) if t.dtype not in TO_MAX), None)
+    return f"MAX has no dtype for {found}" if found is not None else ""
 
 
 def _limit_of_lowering(node: fx.Node, target: OpOverload) -> str:

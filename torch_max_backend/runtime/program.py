@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.base.errors import ExecutionError, OutOfRangeError
 from torch_max_backend.base.index_sites import Site
 from torch_max_backend.runtime.grid_program import GridLibrary, GridSegmentSpec, grid_names
@@ -116,7 +117,7 @@ with contextlib.suppress(ImportError):  # private, and a third of the time
 
 _DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, *FLOAT8,
 ]  # fmt: skip
 
 

@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import Const, Scalar, cast, constant, op, select
+from torch_max_backend.base.dtypes import FLOAT8
+from torch_max_backend.loops.expr import Const, Scalar, bitcast, cast, constant, op, select
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.rules.registry import LeftToLibrary, add_rule, aten, prims, rule
 from torch_max_backend.loops.tensor import (
     PROMOTION,
     Operand,
+    Shape,
     Tensor,
+    broadcast_at,
+    broadcast_shapes,
     builder,
     define,
     expanded,
@@ -93,7 +97,6 @@ _register(
     {
         aten.relu.default: relu,
         aten.neg.default: _op("neg"),
-        aten.abs.default: _absolute,
         aten.sign.default: _sign,
         aten.sgn.default: _sign,
         aten.square.default: _square,
@@ -108,6 +111,22 @@ _register(
         aten.hardsigmoid.default: lambda x: clamp_to(x + 3, 0, 6) / 6,
     },
 )
+
+
+# abs(Tensor self) -> Tensor
+@rule(aten.abs.default)
+def absolute(self: Tensor) -> Tensor:
+    """Of floats of 8 bits the sign is taken from what is less than 0, and from nothing else."""
+    if self.dtype not in FLOAT8:
+        return pointwise(_absolute, self)
+
+    def formula(x: Scalar) -> Scalar:
+        without = bitcast(bitcast(x, torch.uint8) & constant(0x7F, torch.uint8), x.dtype)
+        return select(cast(x, torch.float32) < 0, without, x)
+
+    return pointwise(formula, self, compute=self.dtype, dtype=self.dtype)
+
+
 _FUNCTIONS = """exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc
     erfinv sqrt lgamma digamma rsqrt reciprocal sigmoid"""
 _ROUNDED_ONCE = ("sqrt", "rsqrt", "reciprocal")
@@ -320,10 +339,19 @@ def _integer_pow(x: Scalar, y: Scalar) -> Scalar:
 # where.self(Tensor condition, Tensor self, Tensor other) -> Tensor
 @rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where(condition: Tensor, self: Operand, other: Operand) -> Tensor:
-    both = pointwise_dtype(self, other)
-    return pointwise(
-        lambda c, a, b: select(cast(c, torch.bool), a, b), condition, self, other, compute=both, dtype=both
-    )
+    return _chosen(condition, self, other, pointwise_dtype(self, other))
+
+
+def _chosen(condition: Tensor, yes: Operand, no: Operand, dtype: torch.dtype) -> Tensor:
+    shape = broadcast_shapes(*(x.shape for x in (condition, yes, no) if isinstance(x, Tensor)))
+    ats = [broadcast_at(x, shape) if isinstance(x, Tensor) else x for x in (yes, no)]
+    chosen = broadcast_at(condition, shape)
+
+    def at(index: Shape) -> Scalar:
+        a, b = (cast(x(index), dtype) if callable(x) else number(x, dtype) for x in ats)
+        return select(cast(chosen(index), torch.bool), a, b)
+
+    return define(shape, dtype, at)
 
 
 def pointwise_dtype(*operands: Operand) -> torch.dtype:
@@ -334,9 +362,7 @@ def pointwise_dtype(*operands: Operand) -> torch.dtype:
 # masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(self: Tensor, mask: Tensor, value: Operand) -> Tensor:
-    return pointwise(
-        lambda x, m, v: select(cast(m, torch.bool), v, x), self, mask, value, compute=self.dtype, dtype=self.dtype
-    )
+    return _chosen(mask, value, self, self.dtype)
 
 
 # clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor

@@ -37,6 +37,13 @@ comptime u64: DType = __mlir_attr.`#kgen.dtype.constant<ui64> : !kgen.dtype`
 comptime boolean: DType = __mlir_attr.`#kgen.dtype.constant<bool> : !kgen.dtype`
 comptime index: DType = __mlir_attr.`#kgen.dtype.constant<index> : !kgen.dtype`
 
+# floats of 8 bits are carried as their bits
+comptime f8_e4m3fn = u8
+comptime f8_e4m3fnuz = u8
+comptime f8_e5m2 = u8
+comptime f8_e5m2fnuz = u8
+comptime f8_e8m0fnu = u8
+
 
 struct Vec[d: DType, w: Int](TrivialRegisterPassable):
     """`w` elements of type `d` in registers."""

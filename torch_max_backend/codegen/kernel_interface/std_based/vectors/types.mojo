@@ -16,6 +16,13 @@ comptime u32 = DType.uint32
 comptime u64 = DType.uint64
 comptime boolean = DType.bool
 
+# floats of 8 bits are carried as their bits
+comptime f8_e4m3fn = u8
+comptime f8_e4m3fnuz = u8
+comptime f8_e5m2 = u8
+comptime f8_e5m2fnuz = u8
+comptime f8_e8m0fnu = u8
+
 
 struct Vec[d: DType, w: Int](TrivialRegisterPassable):
     """`w` elements of type `d` in registers; SIMD, with a width that the compiler can infer."""

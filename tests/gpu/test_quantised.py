@@ -1,0 +1,42 @@
+"""Products of floats of 8 bits and of packed weights on a GPU: library calls, equal to eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_max_backend
+
+pytestmark = pytest.mark.gpu
+
+OPTIONS = {"fallback": "error", "executor": "auto"}
+F8 = torch.float8_e4m3fn
+
+
+def needs(major: int, minor: int = 0) -> None:
+    """Skip the test on a GPU of an older compute capability."""
+    if torch.cuda.get_device_capability() < (major, minor):
+        pytest.skip(f"needs compute capability {major}.{minor}")
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_scaled_mm(by_row: bool) -> None:
+    needs(9) if by_row else needs(8, 9)
+
+    def function(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(x.to(F8), y.t(), scale_a=a, scale_b=b, out_dtype=torch.bfloat16) + 1
+
+    x, y = torch.randn(32, 64, device="cuda"), torch.randn(48, 64, device="cuda").to(F8)
+    a, b = (torch.ones(32, 1), torch.ones(1, 48)) if by_row else (torch.tensor(0.5), torch.tensor(2.0))
+    inputs = (x, y, a.cuda(), b.cuda())
+    found = torch.compile(function, backend="max_backend", options=OPTIONS)(*inputs)
+    assert torch.equal(found, function(*inputs))
+    assert torch_max_backend.reports()[-1].programs[0].library_calls == ("ATen aten._scaled_mm.default",)
+
+
+@pytest.mark.parametrize("dtype", [F8, torch.float8_e5m2], ids=str)
+def test_rounding_to_8_bits(dtype: torch.dtype) -> None:
+    x = torch.arange(1 << 16, dtype=torch.int32, device="cuda").to(torch.uint16).view(torch.bfloat16)
+    x = x[x.isfinite()]
+    found = torch.compile(lambda x: x.to(dtype), backend="max_backend", options=OPTIONS)(x)
+    assert torch.equal(found.view(torch.uint8), x.to(dtype).view(torch.uint8))

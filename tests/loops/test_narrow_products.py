@@ -1,0 +1,73 @@
+"""Products of a row with a matrix that is unpacked: one loop that reads it as it is packed, and right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import torch_max_backend
+
+OPTIONS = {"fallback": "error", "executor": "auto"}
+Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def calls(function: Function, x: torch.Tensor, w: torch.Tensor) -> list[str]:
+    """The library calls of a program that gives what eager gives."""
+    found = torch.compile(function, backend="max_backend", fullgraph=True, options=OPTIONS)(x, w)
+    torch.testing.assert_close(found, function(x, w))
+    report = torch_max_backend.reports()[-1]
+    assert report.stats.regions == report.stats.programs == 1
+    return [name for program in report.programs for name in program.library_calls]
+
+
+def weight(dtype: torch.dtype) -> torch.Tensor:
+    least = -8 if dtype.is_signed else 0
+    return torch.randint(least, 8, (48, 64), generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("packed", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_one_row_is_a_loop(dtype: torch.dtype, packed: torch.dtype) -> None:
+    assert calls(lambda x, w: x @ w.to(x.dtype).t(), torch.randn(1, 64).to(dtype), weight(packed)) == []
+
+
+def test_bias_and_scales_are_in_the_loop() -> None:
+    scale, bias = torch.rand(48, 1), torch.randn(48)
+    found = calls(lambda x, w: torch.addmm(bias, x, (w.float() * scale).t()), torch.randn(1, 64), weight(torch.int8))
+    assert found == []
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_groups_share_a_scale_and_a_zero(groups: int) -> None:
+    scale, zero = torch.rand(48, groups, 1), torch.randint(-3, 3, (48, groups, 1), dtype=torch.int8)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        parts = (w.view(48, groups, -1).float() - zero.float()) * scale
+        return x @ parts.view(48, -1).t()
+
+    assert calls(function, torch.randn(1, 64), weight(torch.int8)) == []
+
+
+def test_nibbles_are_unpacked_in_the_loop() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        parts = torch.stack([w & 15, w >> 4], dim=-1).view(48, -1)
+        return x @ (parts.float() - 8).t()
+
+    assert calls(function, torch.randn(1, 128), weight(torch.uint8)) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "packed"), [(2, torch.int8), (1, torch.float32)], ids=["several rows", "a matrix of floats"]
+)
+def test_otherwise_a_library_is_better(rows: int, packed: torch.dtype) -> None:
+    assert calls(lambda x, w: x @ (w.float() * 2).t(), torch.randn(rows, 64), weight(packed)) == [
+        "ATen aten.mm.default"
+    ]
+
+
+def test_a_symbolic_number_of_rows_is_for_a_library() -> None:
+    x = torch.randn(3, 64)
+    torch._dynamo.mark_dynamic(x, 0)
+    assert calls(lambda x, w: x @ w.float().t(), x, weight(torch.int8)) == ["ATen aten.mm.default"]

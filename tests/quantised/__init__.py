@@ -1,0 +1,1 @@
+"""torchao's schemes and mixed precision, through the whole pipeline."""
