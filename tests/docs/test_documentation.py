@@ -18,6 +18,7 @@ from mojo.run import subprocess_run_mojo
 
 from tests.support.harness import STRICT
 from torch_max_backend import compile_together
+from torch_max_backend.array import page
 from torch_max_backend.aten_functions.registry import aten_functions, missing_names
 from torch_max_backend.diagnostics.docs import with_options
 from torch_max_backend.ops.page import with_tables
@@ -225,6 +226,12 @@ def test_options_table_is_current() -> None:
 def test_tables_of_public_ops_are_current() -> None:
     text = (ROOT / "docs/public-ops.md").read_text()
     assert with_tables(text) == text, "run: python -m torch_max_backend.ops.page --write"
+
+
+@pytest.mark.any_runner("texts")
+def test_the_table_of_functions_of_arrays_is_current() -> None:
+    text = (ROOT / "docs/arrays.md").read_text()
+    assert page.with_tables(text) == text, "run: python -m torch_max_backend.array.page --write"
 
 
 @pytest.mark.any_runner("texts")

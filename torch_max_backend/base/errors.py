@@ -96,3 +96,15 @@ class VerifyError(MaxBackendError, RuntimeError):
 
 class OutOfRangeError(ExecutionError, IndexError):
     """An index lies outside its tensor. Torch raises ``IndexError`` or ``RuntimeError``, by op; this is both."""
+
+
+class ArrayTypeError(MaxBackendError, TypeError):
+    """A function of ``torch_max_backend.array`` was given a data type or an object that it doesn't take."""
+
+
+class ArrayValueError(MaxBackendError, ValueError):
+    """Shapes, axes or numbers given to a function of ``torch_max_backend.array`` don't fit together."""
+
+
+class ArrayIndexError(MaxBackendError, IndexError):
+    """An index of a ``torch_max_backend.array`` array doesn't fit its shape."""

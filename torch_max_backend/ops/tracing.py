@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -33,8 +33,8 @@ TYPICAL = 1024
 class _Sizes:
     """The symbols of a trace by name, each with a value of its own that is typical of it."""
 
-    def __init__(self, values: dict[str, int]) -> None:
-        self.values, self.env = values, ShapeEnv(duck_shape=False)
+    def __init__(self, values: dict[str, int], as_they_are: bool) -> None:
+        self.values, self.as_they_are, self.env = values, as_they_are, ShapeEnv(duck_shape=False)
         self.symbols: dict[str, sympy.Symbol] = {}
         self.sizes: dict[str, Any] = {}
         self.free_strides = iter([name for name in values if name.startswith("stride ")])
@@ -45,6 +45,8 @@ class _Sizes:
             typical = TYPICAL * 64 + 8 * count if name.startswith("stride ") else TYPICAL + 8 * count
             if name.endswith(" short"):
                 typical = SHORT // 4 + 2 * count
+            if self.as_they_are:
+                typical = self.values[name]
             source = ConstantSource(f"s{count}")
             symbol = self.env.create_symbol(typical, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
             self.symbols[name] = symbol
@@ -78,38 +80,71 @@ def traced_program(
     Raises:
         CompileError: Mojo refuses the kernels.
     """
-    devices = {x.device for x in declaration.given(args).values()}
+    places = [k for k in declaration.tensors if args[k] is not None]
+
+    def run(sizes: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        own = list(args)
+        for k, x in zip(places, tensors, strict=True):
+            own[k] = x
+        results = declaration.dense_reference(*own)
+        return [results] if isinstance(results, torch.Tensor) else list(results)
+
+    layouts = [layout for layout in signature.layouts if layout is not None]
+    return compiled_program(run, layouts, values, declaration.name, repr(signature), options)
+
+
+def compiled_program(
+    run: Callable[[Sequence[Any], Sequence[torch.Tensor]], list[torch.Tensor]],
+    layouts: Sequence[Layout],
+    values: dict[str, int],
+    name: str,
+    signature: str,
+    options: Options,
+    *,
+    as_they_are: bool = False,
+) -> OpProgram | None:
+    """Trace and compile a function of sizes and tensors, and keep what that gives; nothing if the compile is put off.
+
+    Args:
+        run: Gets all sizes, in the order of ``values``, and a tensor of each layout. Returns new tensors.
+        values: What the names in the layouts are in the call at hand.
+        name: Names the function in the store, together with ``signature``.
+        as_they_are: Sizes count as what they are in the call at hand, and not as typical ones, which may contradict
+            one another where a size follows from others.
+
+    Raises:
+        CompileError: Mojo refuses the kernels, or the function returns one of its arguments.
+    """
+    devices = {layout.device for layout in layouts}
     if any(device.type != "cpu" for device in devices):
         choose_memory_share(options.gpu_memory_share, options.device_graphs)
     for device in devices:
         check_device(device)
-    places = [k for k in declaration.tensors if args[k] is not None]
     with _nothing_else_active():
-        sizes = _Sizes(values)
+        sizes = _Sizes(values, as_they_are)
         with FakeTensorMode(shape_env=sizes.env) as mode:
-            tensors = [sizes.tensor(layout) for layout in signature.layouts if layout is not None]
+            tensors = [sizes.tensor(layout) for layout in layouts]
+        for size in values:
+            sizes.size(size)
+        names = list(sizes.sizes)
+        order = [names.index(size) for size in values]
 
-        def run(*given: Any) -> list[torch.Tensor]:
-            own = list(args)
-            for k, x in zip(places, given[-len(places) :], strict=True):
-                own[k] = x
-            results = declaration.dense_reference(*own)
-            return [results] if isinstance(results, torch.Tensor) else list(results)
+        def traced(*given: Any) -> list[torch.Tensor]:
+            return run([given[k] for k in order], given[len(names) :])
 
         inputs = [*sizes.sizes.values(), *tensors]
         with mode, enable_python_dispatcher():
-            gm = make_fx(run, decomposition_table=decomposition_table())(*inputs)
+            gm = make_fx(traced, decomposition_table=decomposition_table())(*inputs)
         graph = compile_graph(gm, inputs, options=options)
     if graph.direct is None and is_deferring():
         return None
     if graph.direct is None:
-        raise CompileError(f"the reference of {declaration.name} returns one of its arguments")
+        raise CompileError(f"the reference of {name} returns one of its arguments")
     places_of = {symbol: sympy.Symbol(f"s{k}", integer=True) for k, symbol in enumerate(sizes.symbols.values())}
     guards = tuple(PythonPrinter().doprint(guard.expr.xreplace(places_of)) for guard in sizes.env.guards)
     program = OpProgram(graph.direct, tuple(sizes.symbols), guards)
     if graph.saved is not None and all(device.type == "cpu" for device in devices):
-        parts = parts_of(declaration.name, repr(signature), options)
-        keep_program(parts, options, graph.saved.spec, graph.saved.keys, program)
+        keep_program(parts_of(name, signature, options), options, graph.saved.spec, graph.saved.keys, program)
     return program
 
 
