@@ -1,7 +1,7 @@
 """torchao's schemes: ``python -m benchmarks.quantised`` prints scheme by model against torchao with Inductor.
 
 Models are of random weights. Speeds are of a prompt and of one token alone behind it; eager, Inductor and this backend
-take turns in one process. Memory is that of the weights and what calls keep, in MB, beside eager's.
+take turns in one process. Memory is that of the weights, in MB.
 """
 
 from __future__ import annotations
