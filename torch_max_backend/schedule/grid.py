@@ -13,6 +13,7 @@ Sizes, steps in memory and the number of elements decide:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,8 @@ SECTOR = 32
 """Bytes that memory is read by, at least."""
 TIMES = 4
 """Outer indices of a thread, at most, if each of them alone reads or writes little."""
+LOOKED_AT = 16
+"""Iterations of a loop that are looked at to see how far apart neighbours are in memory, where no one number says it."""
 COLUMNS = 32
 """Neighbouring outer indices of a block whose threads share inner loops as well."""
 
@@ -245,13 +248,16 @@ def _has_windows(n: Nest, fast: Var) -> bool:
 
 def pace(index: Index, v: Var) -> float | None:
     """How far apart in memory neighbours along ``v`` are on average; nothing where that depends on what is read."""
+    last = max(2, cost.count([v])) - 1
+    places = _places(index, v, (0, last))
+    return (places[1] - places[0]) / last if places else None
+
+
+def _places(index: Index, v: Var, at: Sequence[int]) -> list[int]:
+    """An index at some iterations of a loop, the first of others; nothing if it depends on what is read."""
     if any(isinstance(atom, Computed) for atom in index.atoms):
-        return None
-    count = max(2, cost.count([v]))
-    first, last = (
-        index.substitute({w: Index.of(k if w == v else 0) for w in index.variables}).typical for k in (0, count - 1)
-    )
-    return (last - first) / (count - 1)
+        return []
+    return [index.substitute({w: Index.of(k if w == v else 0) for w in index.variables}).typical for k in at]
 
 
 def _scans(n: Nest, scanned: list[Statement]) -> GridNest:
@@ -617,11 +623,11 @@ def _lanes(v: Var, stages: tuple[StageNest, ...]) -> int:
 
 
 def _is_apart(index: Index, v: Var) -> bool:
-    """Whether neighbours along ``v`` are no neighbours in memory, nor on average nearer than these."""
+    """Whether neighbours along ``v`` are no neighbours in memory, nor the same or neighbours in turns."""
     if distance(index, v) == 1 or index.stride(v) == 0:
         return False
-    step = pace(index, v)
-    return step is None or not 0 <= step <= 1
+    places = _places(index, v, range(min(cost.count([v]), LOOKED_AT)))
+    return not places or any(b - a not in (0, 1) for a, b in itertools.pairwise(places))
 
 
 def is_aligned(index: Index, v: Var, lanes: int) -> bool:
