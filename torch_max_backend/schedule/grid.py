@@ -72,7 +72,7 @@ SECTOR = 32
 TIMES = 4
 """Outer indices of a thread, at most, if each of them alone reads or writes little."""
 LOOKED_AT = 16
-"""Iterations of a loop that are looked at to see how far apart neighbours are in memory, where no one number says it."""
+"""Iterations of a loop that are looked at to see how far apart neighbours are, where no one number says it."""
 COLUMNS = 32
 """Neighbouring outer indices of a block whose threads share inner loops as well."""
 
