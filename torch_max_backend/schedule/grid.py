@@ -243,7 +243,8 @@ def _has_windows(n: Nest, fast: Var) -> bool:
     loads = [x for s in n.stages for t in s.statements for x in walk(*t.expressions) if isinstance(x, Load) and x.index]
     moving = [x for x in loads if {*n.outer, *(v for s in n.stages for v in s.inner)} & x.index[0].variables]
     several = all(sum(v.size != 1 for v in s.inner) > 1 for s in n.stages if s.inner)
-    return several and all(0 <= (pace(x.index[0], fast) or 0) * x.dtype.itemsize <= SECTOR for x in moving)
+    steps = [(pace(x.index[0], fast), x.dtype.itemsize) for x in moving]
+    return several and all(step is not None and 0 <= step * width <= SECTOR for step, width in steps)
 
 
 def pace(index: Index, v: Var) -> float | None:
