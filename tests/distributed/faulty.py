@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -10,6 +11,11 @@ from torch.distributed import _functional_collectives as functional
 
 from torch_max_backend.base import digests
 from torch_max_backend.runtime import agreement
+
+
+def say(line: str) -> None:
+    """Print in one write, since ranks print at the same time."""
+    os.write(1, f"{line}\n".encode())
 
 
 def main(fault: str) -> None:
@@ -29,9 +35,9 @@ def main(fault: str) -> None:
     try:
         x = torch.ones(size)
         torch.testing.assert_close(compiled(x), function(x))
-        print(f"rank {dist.get_rank()} is right", flush=True)
+        say(f"rank {dist.get_rank()} is right")
     except Exception as error:
-        print(f"rank {dist.get_rank()} raises {type(error).__name__}: {error}", flush=True)
+        say(f"rank {dist.get_rank()} raises {type(error).__name__}: {error}")
         sys.exit(0 if fault == "caught" else 1)
 
 
