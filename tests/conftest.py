@@ -16,7 +16,7 @@ import torch
 
 from tests.support import all_to_torch
 from tests.support.processes import Processes
-from tests.support.selection import selection
+from tests.support.selection import selection, share_of
 from torch_max_backend import get_accelerators
 from torch_max_backend.codegen.program_writer import WrittenProgram
 from torch_max_backend.compile import programs
@@ -41,14 +41,29 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         terminal.write_line(f"op cases: {told}")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where torch runs every op, a test must fail, or say by a marker why it holds all the same."""
+    """Sampled tests are thinned out. Where torch runs every op, a test must fail, or say by a marker why it holds."""
+    _thin_out(config, items)
     for item in items:
         marks = list(item.iter_markers("any_runner"))
         if any(not (m.args and isinstance(m.args[0], str)) for m in marks):
             raise pytest.UsageError(f"{item.nodeid}: any_runner wants the reason as a text")
         if not marks and config.getoption("--hand-all-to-torch"):
             item.add_marker(pytest.mark.xfail(strict=True, reason="torch runs every op"))
+
+
+def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave of each module's tests that are marked as sampled the share that ``SAMPLED_SHARE`` says."""
+    modules: dict[str, list[str]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            modules.setdefault(item.path.name, []).append(item.nodeid)
+    drawn = {name for names in modules.values() for name in share_of(names, "SAMPLED_SHARE")}
+    is_left_out = {item: bool(item.get_closest_marker("sampled")) and item.nodeid not in drawn for item in items}
+    if any(is_left_out.values()):
+        config.hook.pytest_deselected(items=[item for item in items if is_left_out[item]])
+        items[:] = [item for item in items if not is_left_out[item]]
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.selection import Change, affected, change_of, drawn, modules_in, modules_of_lowerings, select
+from tests.support.selection import (
+    Change,
+    affected,
+    change_of,
+    drawn,
+    modules_in,
+    modules_of_lowerings,
+    select,
+    share_of,
+)
 
 pytestmark = pytest.mark.any_runner("names of cases and files")
 
@@ -98,3 +107,12 @@ def test_a_family_concerns_its_lowerings() -> None:
     uses = modules_of_lowerings()
     assert f"{PACKAGE}.special.bessel" not in uses["aten.add.Tensor"]
     assert f"{PACKAGE}.support.tensor_ops" in uses["aten.add.Tensor"]
+
+
+def test_of_what_is_sampled_a_variable_says_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"test_{i}" for i in range(40)]
+    assert share_of(names, "SHARE_OF_A_TEST") == set(names)
+    monkeypatch.setenv("SHARE_OF_A_TEST", "3")
+    drawn_names = share_of(names, "SHARE_OF_A_TEST")
+    assert len(drawn_names) == 14 and drawn_names < set(names) and drawn_names == share_of(names, "SHARE_OF_A_TEST")
+    assert share_of(names[:1], "SHARE_OF_A_TEST") == {"test_0"}

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 import torch_max_backend.array as xp
 from torch_max_backend.array.array_object import Array
 
-pytestmark = pytest.mark.any_runner("short expressions are PyTorch's: what is tested is their meaning")
+pytestmark = [
+    pytest.mark.any_runner("short expressions are PyTorch's: what is tested is their meaning"),
+    pytest.mark.sampled,
+]
 
 GRID = np.arange(60.0).reshape(3, 4, 5)
 

@@ -28,7 +28,7 @@ from torch_max_backend.schedule.grid import GridNest
 from torch_max_backend.schedule.machine import GPU, Machine
 from torch_max_backend.schedule.plan import schedule
 
-pytestmark = pytest.mark.any_runner("programs without a graph")
+pytestmark = [pytest.mark.any_runner("programs without a graph"), pytest.mark.sampled]
 
 GOLDEN = Path(__file__).with_name("grid_softmax.txt")
 CHUNK = 40

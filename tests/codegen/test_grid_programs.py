@@ -25,7 +25,7 @@ from torch_max_backend.schedule.grid import GridNest
 from torch_max_backend.schedule.machine import GPU
 from torch_max_backend.schedule.plan import schedule
 
-pytestmark = pytest.mark.any_runner("programs without a graph")
+pytestmark = [pytest.mark.any_runner("programs without a graph"), pytest.mark.sampled]
 
 
 # -- indices that are checked ------------------------------------------------------------------------------------------

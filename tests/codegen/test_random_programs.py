@@ -11,6 +11,8 @@ from tests.support.loop_programs import check_generated, check_passes, random_pr
 from torch_max_backend.schedule import nest, split
 from torch_max_backend.schedule.machine import CPU
 
+pytestmark = pytest.mark.sampled
+
 CHUNK = 40
 """Programs of one compile."""
 SMALL = [(split, "PART", 64), (split, "CHAIN", 16), (split, "LANES", 4), (nest, "SLICE", 32)]

@@ -35,7 +35,7 @@ from torch_max_backend.options import resolve
 from torch_max_backend.partition.partitioner import Plan
 
 aten = torch.ops.aten
-pytestmark = pytest.mark.xdist_group("compiler")
+pytestmark = [pytest.mark.xdist_group("compiler"), pytest.mark.sampled]
 
 
 def compiled(function, **options):  # type: ignore[no-untyped-def]

@@ -14,6 +14,8 @@ from torch_max_backend.base.import_graph import import_closure, imports_of, modu
 from torch_max_backend.compile.cache import key
 from torch_max_backend.compile.compiler import put_off
 
+pytestmark = pytest.mark.sampled
+
 ADD = aten_functions.lowerings[aten.add.Tensor].modules
 SOFTMAX = aten_functions.lowerings[aten._softmax.default].modules
 CONVOLUTION = aten_functions.lowerings[aten.convolution.default].modules

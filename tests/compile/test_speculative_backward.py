@@ -16,6 +16,8 @@ from torch_max_backend.compile.compiler import put_off
 from torch_max_backend.compile.job import Job
 from torch_max_backend.diagnostics import report
 
+pytestmark = pytest.mark.sampled
+
 
 class Pool:
     """Stands in for the compile pool: its compiles end when a test says so."""

@@ -19,6 +19,8 @@ from torch_max_backend.diagnostics import logs
 from torch_max_backend.frontend.warm_start import reason_against
 from torch_max_backend.options import Options, resolve
 
+pytestmark = pytest.mark.sampled
+
 ROOT = Path(__file__).resolve().parents[2]
 BEFORE_AUTOLOAD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 Logs = Callable[..., None]

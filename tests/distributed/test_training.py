@@ -10,7 +10,7 @@ from tests.distributed.forked import forked
 from tests.distributed.torchrun import Group, compiles, torchrun
 from tests.support.processes import Processes
 
-pytestmark = [pytest.mark.own_processes, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.own_processes, pytest.mark.xdist_group("ranks"), pytest.mark.sampled]
 SOME = "fsdp2_checkpointed,tp"
 ALL = "ddp,ddp_compiled_autograd,fsdp2,fsdp2_checkpointed,tp"
 TRAIN = "tests.distributed.train"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.processes import Processes
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.own_processes]
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.own_processes, pytest.mark.sampled]
 
 PRELUDE = """
 import json, sys

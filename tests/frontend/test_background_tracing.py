@@ -20,6 +20,8 @@ from torch_max_backend.diagnostics import report
 from torch_max_backend.frontend import background_tracing as background_module
 from torch_max_backend.frontend import pipeline
 
+pytestmark = pytest.mark.sampled
+
 COMPILE_S = patience(120.0)
 
 

@@ -23,6 +23,8 @@ from torch_max_backend.loops import from_region
 from torch_max_backend.loops.rules.registry import rules
 from torch_max_backend.loops.tensor import Tensor
 
+pytestmark = pytest.mark.sampled
+
 
 @pytest.fixture(autouse=True)
 def only_own_reports() -> None:

@@ -32,6 +32,8 @@ from torch_max_backend.runtime.cuda_launch import CUBIN, LAUNCHER
 from torch_max_backend.runtime.program import ProgramSpec
 from torch_max_backend.runtime.session import check_device, get_accelerators, target_for
 
+pytestmark = pytest.mark.sampled
+
 PROGRAM = """
 import torch
 

@@ -15,6 +15,8 @@ from torch_max_backend import reports
 from torch_max_backend.base.errors import OutOfRangeError
 from torch_max_backend.diagnostics import report
 
+pytestmark = pytest.mark.sampled
+
 OPTIONS = {"fallback": "error", "executor": "auto"}
 # float32 sums of some hundred terms of order 1, in another order than eager's: a few units in the last place of each
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}

@@ -16,7 +16,7 @@ from torch_max_backend import compile_together
 from torch_max_backend.compile.compiler import put_off
 from torch_max_backend.options import resolve
 
-pytestmark = pytest.mark.xdist_group("training")
+pytestmark = [pytest.mark.xdist_group("training"), pytest.mark.sampled]
 
 EAGER = pytest.mark.any_runner("Dynamo leaves fused optimizers to eager, by torch.compiler.disable")
 PARTS = {"core": CORE, "rest": REST}

@@ -12,7 +12,7 @@ import pytest
 from tests.support.processes import Processes
 from torch_max_backend.compile.cache.store import Store
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.own_processes]
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.own_processes, pytest.mark.sampled]
 
 PRELUDE = """
 import json, sys, warnings

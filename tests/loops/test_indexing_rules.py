@@ -13,6 +13,8 @@ import torch_max_backend
 from torch_max_backend.base.errors import OutOfRangeError
 from torch_max_backend.diagnostics import report
 
+pytestmark = pytest.mark.sampled
+
 aten = torch.ops.aten
 OPTIONS = {"fallback": "error", "executor": "auto"}
 Function = Callable[..., Any]

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 import torch_max_backend
 
+pytestmark = pytest.mark.sampled
+
 Function = Callable[..., Any]
 
 

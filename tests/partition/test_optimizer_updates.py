@@ -15,6 +15,8 @@ from torch_max_backend.codegen.call_path_writer import copies_together
 from torch_max_backend.compile.compiler import put_off
 from torch_max_backend.partition.partitioner import Plan, _Cut
 
+pytestmark = pytest.mark.sampled
+
 aten = torch.ops.aten
 
 

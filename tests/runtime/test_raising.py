@@ -14,6 +14,8 @@ from tests.support.cases import Case
 from tests.support.chunks import prepared
 from tests.support.harness import check, compiled
 
+pytestmark = pytest.mark.sampled
+
 X = torch.arange(12.0).reshape(3, 4)
 GOOD = torch.tensor([[0, 2, 1, 1]])
 

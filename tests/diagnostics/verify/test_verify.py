@@ -21,6 +21,8 @@ from torch_max_backend.base.errors import ExecutionError, MaxBackendError, Verif
 from torch_max_backend.frontend.warm_start import reason_against
 from torch_max_backend.options import Options
 
+pytestmark = pytest.mark.sampled
+
 ROOT = Path(__file__).resolve().parents[3]
 Verified = Callable[..., Callable[..., Any]]
 
