@@ -56,7 +56,8 @@ def launch(way: str, task: dict[str, Any], ranks: int, folder: Path, timeout: fl
         timeout=timeout,
     )
     if done.returncode:
-        return {"way": way, "error": done.stderr[-2000:]}
+        said_by_ranks = [line for line in done.stderr.splitlines() if line.startswith("[rank") and ":W" not in line]
+        return {"way": way, "error": "\n".join(said_by_ranks or done.stderr.splitlines())[-4000:]}
     told = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
     keys = [e["key"] for e in Store(store).lookups() if str(e["answer"]).startswith("miss")]
     return {"way": way, **told, "compiles": len(keys), "twice": len(keys) - len(set(keys))}

@@ -101,7 +101,7 @@ class Training:
         self.task, self.device = task, device
         self.model, self.part = shared_out(task, device)
         self.call = compiled(self.model, contender, task["way"])
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, foreach=False)  # some are DTensors
 
     def step(self, number: int) -> torch.Tensor:
         """One step; the loss on this rank."""

@@ -17,12 +17,11 @@ from torch_max_backend import reports
 OPTIONS = {"fallback": "error"}
 
 
-def main(ways: list[str], steps: int, folder: Path, device: str = "cpu") -> None:
+def main(ways: list[str], steps: int, folder: Path, kind: str = "cpu") -> None:
     """Train in each way, with a checkpoint in between, and compare with eager on every rank."""
-    if device == "cuda":
+    if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        torch.set_default_device(device)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     torch.set_num_threads(1)
     compiler = functools.partial(torch.compile, backend="max_backend", options=OPTIONS)
     facts = {}

@@ -24,6 +24,11 @@ from torch.utils.checkpoint import checkpoint
 WORDS, WIDTH, HEADS = 64, 32, 4
 
 
+def device() -> torch.device:
+    """That of this rank: a GPU of its own with NCCL."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
 class Block(nn.Module):
     """Attention and a perceptron, of whose products each reads what another one made."""
 
@@ -79,28 +84,28 @@ def made(way: str) -> tuple[nn.Module, DeviceMesh | None]:
     """A model that is laid out over the ranks, and the mesh over which batches differ."""
     torch.manual_seed(0)
     world = dist.get_world_size()
-    model = Model(checkpointed="checkpointed" in way)
+    model = Model(checkpointed="checkpointed" in way).to(device())
     if way == "ddp_compiled_autograd":
         with torch._dynamo.config.patch(optimize_ddp="python_reducer"):  # DDP asks when it is made
             return DistributedDataParallel(model, bucket_cap_mb=0.05), None
     if way == "ddp":
         return DistributedDataParallel(model), None
     if way == "tp":
-        tensor_parallel(model, init_device_mesh(torch.get_default_device().type, (world,)))
+        tensor_parallel(model, init_device_mesh(device().type, (world,)))
         return model, None
     if way == "2d":
-        mesh = init_device_mesh(torch.get_default_device().type, (2, world // 2), mesh_dim_names=("dp", "tp"))
+        mesh = init_device_mesh(device().type, (2, world // 2), mesh_dim_names=("dp", "tp"))
         tensor_parallel(model, mesh["tp"])
         sharded(model, mesh["dp"])
         return model, mesh
-    sharded(model, init_device_mesh(torch.get_default_device().type, (world,)))
+    sharded(model, init_device_mesh(device().type, (world,)))
     return model, None
 
 
 def batch(step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and the words behind them, which ranks of one part share."""
     generator = torch.Generator().manual_seed(100 * step + part)
-    tokens = torch.randint(WORDS, (4, 17), generator=generator, device="cpu").to(torch.get_default_device())
+    tokens = torch.randint(WORDS, (4, 17), generator=generator).to(device())
     return tokens[:, :-1], tokens[:, 1:]
 
 
@@ -158,7 +163,7 @@ def run(
 ) -> None:
     """Some steps of stochastic gradient descent, whose state a checkpoint need not have."""
     call = model if compiler is None else compiler(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)  # some are DTensors
     for step in steps:
         optimizer.zero_grad()
         with backward_of(way, compiler):
