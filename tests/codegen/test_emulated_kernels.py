@@ -24,7 +24,7 @@ from torch_max_backend.loops.rules import reduce, scan, views
 from torch_max_backend.loops.tensor import Tensor, define, pointwise
 from torch_max_backend.loops.tensor import reduce as reduced
 from torch_max_backend.runtime.grid_program import KernelLaunch
-from torch_max_backend.schedule.grid import GridNest
+from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.machine import GPU, Machine
 from torch_max_backend.schedule.plan import schedule
 
@@ -223,7 +223,7 @@ def test_prefixes_of_few_rows_are_computed_in_parts(shape: tuple[int, ...], dim:
 
 
 def test_vectors_begin_where_odd_rows_do_not(as_if_large: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_max_backend.schedule.grid.LONG", 32)
+    monkeypatch.setattr("torch_max_backend.schedule.grid_limits.LONG", 32)
     shapes = [(37, 45), (45,), (37, 1)], [(5, 3, 67), (3, 1), (5, 1, 67)]
     for each in shapes:
         inputs = [(torch.arange(math.prod(s)) % 7 - 3).reshape(s).half() for s in each]
@@ -269,8 +269,8 @@ def test_a_thread_with_little_to_write_has_several_elements(shape: tuple[int, ..
 def test_rows_are_read_one_way_and_written_the_other(
     shape: tuple[int, int], dtype: torch.dtype, reads_across: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_max_backend.schedule.grid.BUSY", 64)
-    monkeypatch.setattr("torch_max_backend.schedule.grid.PROCESSORS", 2)
+    monkeypatch.setattr("torch_max_backend.schedule.grid_limits.BUSY", 64)
+    monkeypatch.setattr("torch_max_backend.schedule.grid_limits.PROCESSORS", 2)
     x = torch.randn(shape[::-1] if reads_across else shape).to(dtype)
 
     def turned(x: Tensor) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ from torch_max_backend.loops.program import Input
 from torch_max_backend.loops.rules import indexing, reduce, views
 from torch_max_backend.loops.tensor import Tensor, building, define, named, pointwise
 from torch_max_backend.runtime.index_reports import error_at
-from torch_max_backend.schedule.grid import GridNest
+from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.machine import GPU
 from torch_max_backend.schedule.plan import schedule
 

@@ -6,29 +6,29 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, Accumulators, Reduction, better, gathered_dtype
+from torch_max_backend.codegen.accumulators import Accumulators, Reduction
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.inexact_operations import computed_nearly
-from torch_max_backend.codegen.kernel_writer import KernelWriter
 from torch_max_backend.codegen.source import Slot
+from torch_max_backend.codegen.thread_exchange import ThreadExchange
 from torch_max_backend.loops.expr import SHORT, Guarded, Load, Op, Scalar, inside, variables, walk
 from torch_max_backend.loops.index import Div, Index, Mod, Var
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule import cost
-from torch_max_backend.schedule.grid import BUSY, BYTES, TILE, WARP, GridNest, is_aligned, is_in_step, passes_tile
+from torch_max_backend.schedule.grid_elements import passes_tile
+from torch_max_backend.schedule.grid_limits import BUSY, BYTES, TILE, WARP
+from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step
+from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import StageNest, Statement
 
 NARROW = 1 << 32
 """Below this, whole numbers are divided as numbers of 32 bits."""
-AT_ONCE = 8
-"""Threads of an outer index from which their values are folded in two steps."""
 AHEAD = 8
 """Iterations of a loop, at most, whose reads are under way together."""
-_TOGETHER = {"sum": "add", "product": "mul", "any": "or", "all": "and", "maximum": "max", "minimum": "min"}
 _ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
 
 
-class GridKernelWriter(KernelWriter):
+class GridKernelWriter(ThreadExchange):
     """Writes the kernel of a :class:`GridNest`.
 
     In the text ``part`` is a thread's outer index among all, and ``mine`` the thread's number among those that share
@@ -36,13 +36,8 @@ class GridKernelWriter(KernelWriter):
     where threads exchange values.
     """
 
-    nest: GridNest
-
     def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
         super().__init__(nest, slots)
-        self.stage: StageNest | None = None
-        self.shares: dict[Var, int] = {}
-        """The shared loops of the stage at work, with the number of threads along each."""
         self.nearly = computed_nearly(nest)
         """Operations that need not be exact."""
         self.lane: int | None = None
@@ -58,9 +53,6 @@ class GridKernelWriter(KernelWriter):
         """Whether a lane has an element of a scan, as text."""
         self.turned = ""
         """The place of an element in these."""
-        self.memory: dict[tuple[str, int, str], str] = {}
-        """The names of shared memory, by dtype, elements and use."""
-        self.head: list[str] = []
         """Lines at the kernel's begin: memory that a block shares."""
 
     def _spelled(self, x: Op) -> str:
@@ -478,143 +470,6 @@ class GridKernelWriter(KernelWriter):
             if s.combiner:
                 value = self._prefix(s, value)
             self._finish(s, value, 1)
-
-    def _prefix(self, s: Statement, value: str) -> str:
-        """A value combined with all before it: those of lower lanes, and what the row's earlier elements gave."""
-        carry = self.scanned[s.name]
-        own = Accumulator(self._new("a", value, 1)[0])
-        if s.place is not None:
-            own = own._replace(place=self._new("at", self._from_index(s.place)[0], 1)[0])
-        by = 1
-        while by < min(WARP, self.nest.threads):
-            value, _ = self._new("b", f"shuffle_up({own.value}, {by})", 1)
-            place = self._new("at", f"shuffle_up({own.place}, {by})", 1)[0] if own.place else ""
-            before = Accumulator(value, place)
-            with self._block(f"if mine >= {by}:"):
-                self._follow(s, own, before)
-            by *= 2
-        if self.nest.each > 1:  # rows of one vector
-            return self._taken(s, own)[0]
-        self._follow(s, own, carry)
-        for kept, x in zip(carry[:2], own[:2], strict=True):
-            if x:
-                self._line(f"{kept} = shuffle_from({x}, {WARP - 1})")
-        return self._taken(s, own)[0]
-
-    def _follow(self, s: Statement, own: Accumulator, before: Accumulator) -> None:
-        """Combine a prefix with the one before it."""
-        if s.place is not None:
-            stays, _ = self._new("c", better(s, own.value, before.value), 1)
-            for x, y in zip(own[:2], before[:2], strict=True):
-                self._line(f"{x} = select({stays}, {x}, {y})")
-        elif s.combiner == "log_sum_exp":
-            self._line(f"{own.value} = {self._log_add_exp(before.value, own.value, 1)}")
-        else:
-            self._line(f"{own.value} = {COMBINE[s.combiner]}({before.value}, {own.value})")
-
-    # -- reductions ------------------------------------------------------------------------------------------
-    def _is_known_to_all(self, s: Statement) -> bool:
-        """Whether all threads of an outer index have a statement's result."""
-        assert self.stage is not None
-        return not self.shares or (bool(s.combiner) and all(v in self.stage.reduced for v in self.shares))
-
-    def _gathered(self, s: Statement, own: Accumulator) -> Accumulator:
-        if self.nest.threads == 1 or not self._is_known_to_all(s):
-            return own
-        if self.nest.columns:
-            return self._over_columns(s, own)
-        if s.place is not None:
-            return self._best_of_threads(s, own)
-        name, threads = _TOGETHER[s.combiner], self.nest.threads
-        call = f"warp_{name}[{threads}]" if threads <= WARP else f"block_{name}"
-        return Accumulator(self._new("a", f"{call}({own.value})", 1)[0])
-
-    def _best_of_threads(self, s: Statement, own: Accumulator) -> Accumulator:
-        """The best value and its place: between lanes of a warp, and then between warps."""
-        best = self._best_of_lanes(s, own, min(self.nest.threads, WARP))
-        warps = self.nest.threads // WARP
-        if warps <= 1:
-            return best
-        values, places = self._shared(SHORT[s.body.dtype], warps, "value"), self._shared("i64", warps, "place")
-        with self._block(f"if rem32(mine, {WARP}) == 0:"):
-            self._line(f"shared_store({values}, div32(mine, {WARP}), {best.value})")
-            self._line(f"shared_store({places}, div32(mine, {WARP}), {best.place})")
-        self._line("block_barrier()")
-        value, _ = self._new("a", f"shared_load[1]({values}, rem32(mine, {warps}))", 1)
-        place, _ = self._new("at", f"shared_load[1]({places}, rem32(mine, {warps}))", 1)
-        self._line("block_barrier()")
-        return self._best_of_lanes(s, Accumulator(value, place), warps)
-
-    def _best_of_lanes(self, s: Statement, best: Accumulator, lanes: int) -> Accumulator:
-        """The best of so many neighbouring lanes, in all of them."""
-        by = lanes // 2
-        while by:
-            value, _ = self._new("a", f"shuffle_xor({best.value}, {by})", 1)
-            place, _ = self._new("at", f"shuffle_xor({best.place}, {by})", 1)
-            best, by = self._better_of(s, best, Accumulator(value, place)), by // 2
-        return best
-
-    def _over_columns(self, s: Statement, own: Accumulator) -> Accumulator:
-        """What the threads of an outer index have, which are ``rows`` apart."""
-        rows, threads, lanes = self.nest.rows, self.nest.threads, own.lanes
-        values = self._shared(SHORT[gathered_dtype(s)], rows * threads * lanes, "value")
-        places = self._shared("i64", rows * threads * lanes, "place") if s.place is not None else ""
-        own_place = "thread_in_block()" if lanes == 1 else f"thread_in_block() * {lanes}"
-        self._line(f"shared_store({values}, {own_place}, {own.value})")
-        if places:
-            self._line(f"shared_store({places}, {own_place}, {own.place})")
-
-        def folded(count: int, among: int) -> Accumulator:
-            """So many of the values that are ``among`` outer indices' threads apart."""
-            column = f"rem32(thread_in_block(), {rows * among})" + (f" * {lanes}" if lanes > 1 else "")
-            return self._folded(s, values, places, column, rows * among * lanes, count, lanes)
-
-        if threads < AT_ONCE:
-            self._line("block_barrier()")
-            found = folded(threads, 1)
-        else:  # few threads fold what lies their number apart, and write it where none of the others reads
-            few = 1 << (threads.bit_length() - 1) // 2
-            self._line("block_barrier()")
-            with self._block(f"if mine < {few}:"):
-                some = folded(threads // few, few)
-                self._line(f"shared_store({values}, {own_place}, {some.value})")
-                if places:
-                    self._line(f"shared_store({places}, {own_place}, {some.place})")
-            self._line("block_barrier()")
-            found = folded(few, 1)
-        self._line("block_barrier()")
-        return found
-
-    def _folded(
-        self, s: Statement, values: str, places: str, first: str, step: int, count: int, lanes: int = 1
-    ) -> Accumulator:
-        """``count`` results in shared memory as one, in order."""
-        at, _ = self._new("at", first, 1)
-        value, _ = self._new("a", f"shared_load[{lanes}]({values}, {at})", lanes)
-        place = self._new("at", f"shared_load[{lanes}]({places}, {at})", lanes)[0] if places else ""
-        end, _ = self._new("end", f"{at} + {step * count}", 1)
-        self._line(f"{at} += {step}")
-        with self._block(f"while {at} < {end}:"):
-            other = Accumulator(f"shared_load[{lanes}]({values}, {at})")
-            if places:
-                other = Accumulator(
-                    self._new("a", other.value, 1)[0], self._new("at", f"shared_load[1]({places}, {at})", 1)[0]
-                )
-                best = self._better_of(s, Accumulator(value, place), other)
-                self._line(f"{value} = {best.value}")
-                self._line(f"{place} = {best.place}")
-            else:
-                self._line(f"{value} = {COMBINE[s.combiner]}({value}, {other.value})")
-            self._line(f"{at} += {step}")
-        return Accumulator(value, place, lanes)
-
-    def _shared(self, dtype: str, count: int, use: str) -> str:
-        """Shared memory for one use at a time."""
-        name = self.memory.get((dtype, count, use))
-        if name is None:
-            name = self.memory[dtype, count, use] = f"shared{len(self.memory)}"
-            self.head.append(f"    var {name} = shared[{dtype}, {count}]()")
-        return name
 
     # -- memory ----------------------------------------------------------------------------------------------
     def _whole(self, access: str, address: Index) -> str:

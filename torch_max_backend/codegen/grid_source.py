@@ -8,7 +8,7 @@ from torch_max_backend.codegen.grid_kernel_writer import GridKernelWriter
 from torch_max_backend.codegen.source import KernelTexts, Slot
 from torch_max_backend.loops.index import Index
 from torch_max_backend.runtime.grid_program import KernelLaunch
-from torch_max_backend.schedule.grid import GridNest
+from torch_max_backend.schedule.grid_nest import GridNest
 
 NAMED, LONGEST = 3, 22
 """Ops in the name of a kernel and letters of them, at most: Mojo shortens names of more than 32 letters."""

@@ -24,7 +24,7 @@ from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.grid_program import ALIGNMENT as GRID_ALIGNMENT
 from torch_max_backend.runtime.grid_program import GridSegmentSpec
 from torch_max_backend.runtime.program import SEGMENT, ProgramSpec, SegmentSpec
-from torch_max_backend.schedule.grid import GridNest
+from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.plan import Schedule
 

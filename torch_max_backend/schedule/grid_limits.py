@@ -1,0 +1,39 @@
+"""Numbers of a GPU, and the limits by which its kernels are shared out."""
+
+WARP, BLOCK, MOST = 32, 256, 1024
+"""Threads: of a warp, of a block as a rule, of a block at most."""
+PROCESSORS = 132
+"""Multiprocessors, each of which runs several blocks."""
+BUSY = PROCESSORS * 1024
+"""Threads that keep a GPU busy."""
+LARGE = 1 << 15
+"""Elements of a transpose that are worth tiles."""
+BYTES = 16
+"""What a thread reads or writes at once, at most."""
+EACH, ELEMENTS = 8, 32
+"""Vectors of an inner loop that a thread of several warps should have, and elements."""
+GUARDS = 2
+"""Conditions that differ between the lanes of vectors, at most: each is computed lane by lane."""
+HELD, NARROW, REGISTERS = 4, 16, 32
+"""Vectors of a row that a thread holds, elements of narrow vectors, and elements at most: with fewer, a block has many
+threads for a row, and few rows are under way together."""
+SHORT = 16
+"""Inner iterations that are left to one thread if memory runs along an outer loop."""
+WINDOW = 64
+"""Inner iterations that are left to one thread if neighbours' loops of several variables read the same lines."""
+SHARED = 48 << 10
+"""Bytes of shared memory that a block has."""
+LONG = 256
+"""Elements of a row that few vectors go beyond."""
+TILE = 32
+"""Indices of a transpose's two loops that a block has."""
+STORES = 2
+"""How often a byte that is written counts, where loops are compared by what runs along memory."""
+SECTOR = 32
+"""Bytes that memory is read by, at least."""
+TIMES = 4
+"""Outer indices of a thread, at most, if each of them alone reads or writes little."""
+LOOKED_AT = 16
+"""Iterations of a loop that are looked at to see how far apart neighbours are, where no one number says it."""
+COLUMNS = 32
+"""Neighbouring outer indices of a block whose threads share inner loops as well."""

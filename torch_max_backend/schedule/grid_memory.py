@@ -1,0 +1,116 @@
+"""What runs along memory in a GPU's kernel, and how wide vectors of it can be."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from torch_max_backend.loops.expr import Guarded, Load, variables, walk
+from torch_max_backend.loops.index import Computed, Index, Var
+from torch_max_backend.loops.program import Scatter
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule import grid_limits as gpu
+from torch_max_backend.schedule.nest import StageNest, distance
+
+
+def accesses(stage: StageNest) -> Iterator[tuple[Index, int]]:
+    """Every address that a stage reads or writes, with the bytes of an element."""
+    for s in stage.statements:
+        for x in walk(*s.expressions):
+            if isinstance(x, Load) and x.index:
+                yield x.index[0], x.dtype.itemsize
+        if s.address is not None:
+            yield s.address, s.dtype.itemsize
+
+
+def _along(v: Var, stages: tuple[StageNest, ...], outer: tuple[Var, ...]) -> int:
+    """Bytes of memory that are read and written in steps of one element along ``v``.
+
+    A tensor that several stages read counts once. Stores, of which no cache makes whole lines, count ``STORES`` times.
+    """
+    loaded: dict[str, int] = {}
+    stored = 0
+    for s in stages:
+        for x in walk(*(e for t in s.statements for e in t.expressions)):
+            if isinstance(x, Load) and x.index and distance(x.index[0], v) == 1:
+                moving = variables(x)  # those of an index that is read, too
+                touched = cost.count(w for w in (*outer, *s.inner) if w in moving)
+                loaded[x.source] = max(loaded.get(x.source, 0), x.dtype.itemsize * touched)
+        for t in s.statements:
+            if t.address is not None and distance(t.address, v) == 1:
+                stored += t.dtype.itemsize * cost.count(w for w in (*outer, *s.inner) if w in t.address.variables)
+    return sum(loaded.values()) + gpu.STORES * stored
+
+
+def best_loop(loops: tuple[Var, ...], stages: tuple[StageNest, ...], outer: tuple[Var, ...]) -> tuple[int, Var | None]:
+    """The loop that runs most along memory, and its bytes."""
+    found = [(_along(v, stages, outer), k, v) for k, v in enumerate(loops) if v.size != 1]
+    bytes_along, _, v = max(found, key=lambda x: (x[0], x[1]), default=(0, 0, None))
+    return bytes_along, v
+
+
+def pace(index: Index, v: Var) -> float | None:
+    """How far apart in memory neighbours along ``v`` are on average; nothing where that depends on what is read."""
+    last = max(2, cost.count([v])) - 1
+    places = _places(index, v, (0, last))
+    return (places[1] - places[0]) / last if places else None
+
+
+def _places(index: Index, v: Var, at: Sequence[int]) -> list[int]:
+    """An index at some iterations of a loop, the first of others; nothing if it depends on what is read."""
+    if any(isinstance(atom, Computed) for atom in index.atoms):
+        return []
+    return [index.substitute({w: Index.of(k if w == v else 0) for w in index.variables}).typical for k in at]
+
+
+def is_in_step(address: Index, place: Index, lanes: int) -> bool:
+    """Whether an address is that of an iteration's number, but for a multiple of ``lanes``."""
+    apart = address - place
+    return apart.is_constant and apart.constant % lanes == 0
+
+
+def is_whole(v: Var | None, lanes: int) -> bool:
+    return v is not None and isinstance(v.size, int) and v.size % lanes == 0
+
+
+def is_vectorizable(v: Var, stages: tuple[StageNest, ...]) -> bool:
+    """Whether no loop's length depends on ``v``, and nothing is scattered."""
+    for s in stages:
+        if any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
+            return False
+        if any(isinstance(x.how, Scatter) for x in s.statements):
+            return False
+    return True
+
+
+def lanes_along(v: Var, stages: tuple[StageNest, ...]) -> int:
+    """Elements of 16 bytes of the narrowest tensor along ``v``, if what is written begins at a multiple of its size."""
+    stores = [(s.address, s.dtype.itemsize) for stage in stages for s in stage.statements if s.address is not None]
+    stores = [(i, width) for i, width in stores if i.stride(v) != 0]
+    along = [(i, width) for s in stages for i, width in accesses(s) if distance(i, v) == 1]
+    apart = sum(_is_apart(i, v) for s in stages for i, _ in accesses(s))
+    bodies = [x.body for s in stages for x in s.statements]
+    guarded = sum(isinstance(x, Guarded) and v in variables(x.condition) for x in walk(*bodies))
+    if not along or apart > len(along) or guarded > gpu.GUARDS or any(distance(i, v) != 1 for i, _ in stores):
+        return 1
+    lanes = min(8, gpu.BYTES // min(width for _, width in along))
+    while lanes > 1 and (
+        cost.count([v]) < lanes
+        or not all(is_aligned(i, v, lanes) for i, _ in stores)
+        or sum(is_aligned(i, v, lanes) for i, _ in along) * 2 < len(along)
+    ):
+        lanes //= 2
+    return lanes
+
+
+def _is_apart(index: Index, v: Var) -> bool:
+    """Whether neighbours along ``v`` are no neighbours in memory, nor the same or neighbours in turns."""
+    if distance(index, v) == 1 or index.stride(v) == 0:
+        return False
+    places = _places(index, v, range(min(cost.count([v]), gpu.LOOKED_AT)))
+    return not places or any(b - a not in (0, 1) for a, b in itertools.pairwise(places))
+
+
+def is_aligned(index: Index, v: Var, lanes: int) -> bool:
+    """Whether vectors that begin at multiples of ``lanes`` along ``v`` begin at multiples of it in memory."""
+    return index.substitute({v: Index.of(Var("q", 1 << 32)) * lanes}) % lanes == 0

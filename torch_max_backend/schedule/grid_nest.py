@@ -1,0 +1,91 @@
+"""Kernels for a GPU, and how threads share them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_max_backend.loops.index import Index, Var, product
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule import grid_limits as gpu
+from torch_max_backend.schedule.nest import Nest, StageNest
+
+
+@dataclass(frozen=True)
+class GridNest(Nest):
+    """A nest with its shares: see the module. The last of ``outer`` runs fastest.
+
+    Vectors have ``lanes`` elements, along ``vector``, or in each stage along its own.
+    """
+
+    rows: int = gpu.BLOCK
+    threads: int = 1
+    columns: bool = False
+    lanes: int = 1
+    held: int = 0
+    """Vectors of an outer index's elements that a thread has in registers, if all stages run over the same: an element
+    is then read and computed once."""
+    each: int = 1
+    """Outer indices, or vectors of them, of a thread or of the threads that share them: reads of all are under way
+    together."""
+    flat: bool = False
+    """Whether a thread's vector is of all outer loops as one, in the order of memory: where it goes beyond a row, its
+    elements are computed one by one."""
+    tile: tuple[Var, Var] | None = None
+    """The outer variable along which stores are neighbours and the one along which loads are, of a transpose: a block
+    has ``TILE`` indices of each, and what it loads passes through shared memory."""
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return gpu.BLOCK if self.tile is not None else self.rows * self.threads
+
+    @property
+    def share(self) -> int:
+        """Outer indices, or vectors of them, of a block."""
+        return self.rows * self.each
+
+    @property
+    def parts(self) -> Index:
+        """Outer indices, or vectors of them: what blocks have their shares of."""
+        if self.flat:
+            return (product(Index.of(v.size) for v in self.outer) + (self.lanes - 1)) // self.lanes
+        sizes = []
+        for v in self.outer:
+            each = self.lanes if v == self.vector else gpu.TILE if v in (self.tile or ()) else 1
+            sizes.append((Index.of(v.size) + (each - 1)) // each)
+        return product(sizes)
+
+    @property
+    def place(self) -> Index:
+        """The number of an outer index among all."""
+        return place_of(self.outer)
+
+    def shared(self, stage: StageNest) -> dict[Var, int]:
+        """The loops of a stage that the threads of an outer index share, with the number of threads along each."""
+        is_reduced = not stage.free or cost.count(stage.reduced) > cost.count(stage.free)
+        loops = stage.reduced if is_reduced else stage.free
+        left, found = self.threads, {}
+        for v in reversed(loops):
+            steps = -(-cost.count([v]) // (self.lanes if v == stage.vector else 1))
+            found[v] = min(left, 1 << max(0, (steps - 1).bit_length()))
+            left //= found[v]
+        if found:
+            found[loops[-1]] *= left  # those find nothing to do
+        return found
+
+    def __str__(self) -> str:
+        how = f"{self.rows} at a time, {self.threads} threads each{', neighbours apart' if self.columns else ''}"
+        how += f", {self.held} vectors in registers" if self.held else ""
+        how += f", {self.each} times" if self.each > 1 else ""
+        how += ", beyond rows" if self.flat else ""
+        how = f"tiles of {self.tile[0]} and {self.tile[1]}" if self.tile is not None else how
+        return f"{super().__str__()}\n  blocks: {how}, {self.lanes} lanes"
+
+
+def place_of(loops: Sequence[Var]) -> Index:
+    """The number of an iteration of loops among all."""
+    place = Index.of(0)
+    for v in loops:
+        place = place * v.size + Index.of(v)
+    return place

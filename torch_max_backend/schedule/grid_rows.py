@@ -1,0 +1,219 @@
+"""Kernels for a GPU in which threads share the inner loops of an outer index: rows, columns and scans."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule import grid_limits as gpu
+from torch_max_backend.schedule.grid_elements import thread_each, times
+from torch_max_backend.schedule.grid_memory import (
+    accesses,
+    best_loop,
+    is_aligned,
+    is_vectorizable,
+    is_whole,
+    lanes_along,
+)
+from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.nest import Nest, StageNest, Statement, distance, substituted
+
+
+def scans(n: Nest, scanned: list[Statement]) -> GridNest:
+    """A thread has a row where rows are neighbours in memory; else a warp has it, or as much of one as it fills."""
+    (stage,) = n.stages
+    (v,) = stage.inner
+    outer = max(1, cost.count(n.outer))
+    _, fast = best_loop(n.outer, n.stages, n.outer)
+    if fast is not None and not any(s.address is not None and distance(s.address, v) == 1 for s in scanned):
+        return thread_each(dataclasses.replace(n, outer=(*(w for w in n.outer if w != fast), fast)), fast, outer)
+    if not isinstance(v.size, int) or v.size > gpu.WARP:
+        return GridNest(n.outer, n.stages, rows=gpu.BLOCK // gpu.WARP, threads=gpu.WARP)
+    threads = 1 << max(1, (v.size - 1).bit_length())
+    each = times(outer * threads, gpu.TIMES)
+    return GridNest(n.outer, n.stages, rows=gpu.BLOCK // threads, threads=threads, each=each)
+
+
+def columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:
+    """Neighbouring threads have neighbouring outer indices; the block's other threads share the inner loops."""
+    lanes = 1 if fast is None or not is_vectorizable(fast, n.stages) else min(4, lanes_along(fast, n.stages))
+    if any(x.place is not None for s in n.stages for x in s.statements):
+        lanes = 1
+    while lanes > 1 and (outer < gpu.PROCESSORS * _neighbours(fast, lanes) * lanes or not is_whole(fast, lanes)):
+        lanes //= 2
+    rows = _neighbours(fast, lanes)
+    narrowest = min((width for s in n.stages for _, width in accesses(s)), default=1)
+    while rows * lanes * narrowest > gpu.SECTOR and outer < gpu.PROCESSORS * rows * lanes:
+        rows //= 2
+    threads = max(2, gpu.WARP // rows)
+    while rows * threads * lanes < gpu.MOST and threads * 4 <= inner and outer // lanes * threads < gpu.BUSY * 2:
+        threads *= 2
+    return GridNest(
+        n.outer, n.stages, fast if lanes > 1 else None, rows=rows, threads=threads, columns=True, lanes=lanes
+    )
+
+
+def _neighbours(fast: Var | None, lanes: int) -> int:
+    """Neighbouring vectors of outer indices that a block has, if its threads share inner loops."""
+    return min(gpu.COLUMNS, 1 << max(0, (-(-cost.count([fast] if fast else []) // lanes) - 1).bit_length()))
+
+
+def held_columns(n: Nest, fast: Var, size: int, outer: int) -> GridNest | None:
+    """Neighbouring threads have neighbouring outer indices, and each its elements of the inner loops in registers."""
+    lanes = min(4, lanes_along(fast, n.stages)) if is_vectorizable(fast, n.stages) else 1
+    while lanes > 1 and (outer < gpu.PROCESSORS * _neighbours(fast, lanes) * lanes or not is_whole(fast, lanes)):
+        lanes //= 2
+    threads, most = 1, min(2 * gpu.HELD, gpu.REGISTERS // lanes)
+    while threads * most < size or (
+        threads * 2 < size
+        and outer // lanes * threads < gpu.BUSY
+        and _neighbours(fast, lanes) * threads * 2 <= gpu.MOST
+    ):
+        threads *= 2
+    held = -(-size // threads)
+    rows = max(_neighbours(fast, lanes), gpu.BLOCK // 2 // threads) if threads > 1 else gpu.BLOCK // 2
+    if rows * threads > gpu.MOST:
+        return None
+    stages = _over_one_loop(n.stages, size, 1)
+    return GridNest(
+        n.outer, stages, fast if lanes > 1 else None, rows=rows, threads=threads, columns=True, lanes=lanes, held=held
+    )
+
+
+def _held_across(n: Nest, size: int, outer: int) -> GridNest | None:
+    """A block has a few neighbouring outer indices, where some of what moves with them lies along them in memory, and
+    the rest along the inner loops: neighbouring threads read and write parts of lines both ways."""
+    moving = [(i, width) for s in n.stages for i, width in accesses(s) if {*s.inner} & i.variables]
+    moving = [(i, width) for i, width in dict.fromkeys(moving) if {*n.outer} & i.variables]
+    along = {v: sum(width for i, width in moving if distance(i, v) == 1) for v in n.outer}
+    fast = max(along, key=lambda v: along[v], default=None)
+    if fast is None or not 0 < sum(width for _, width in moving) <= 4 * along[fast]:
+        return None
+    if not is_vectorizable(fast, n.stages):
+        return None
+    width = min(width for i, width in moving if distance(i, fast) == 1)
+    stores = [s.address for stage in n.stages for s in stage.statements if s.address is not None]
+    lanes = 1 if any(distance(i, fast) == 1 for i in stores) else min(8, gpu.BYTES // width)
+    while lanes > 1 and not (
+        is_whole(fast, lanes) and all(is_aligned(i, fast, lanes) for i, _ in moving if distance(i, fast) == 1)
+    ):
+        lanes //= 2
+    rows = min(8, gpu.SECTOR // width) // lanes or 1
+    while rows > 1 and (-(-size * rows // gpu.MOST) * lanes > gpu.REGISTERS or outer < gpu.PROCESSORS * rows * lanes):
+        rows //= 2
+    threads = gpu.WARP
+    while threads < size and rows * threads < gpu.MOST and -(-size // threads) * lanes > gpu.REGISTERS // 2:
+        threads *= 2
+    held = -(-size // threads)
+    if lanes * rows == 1 or held * lanes > gpu.REGISTERS or size < gpu.WARP or outer < gpu.BUSY // threads:
+        return None
+    loops = (*(v for v in n.outer if v != fast), fast)
+    stages = _over_one_loop(n.stages, size, 1)
+    vector = fast if lanes > 1 else None
+    return GridNest(loops, stages, vector, rows=rows, threads=threads, columns=True, lanes=lanes, held=held)
+
+
+def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
+    """Neighbouring threads have neighbouring elements of the inner loops, each stage along its best."""
+    stages = [_with_best_last(s, n.outer) for s in n.stages]
+    possible = [_inner_lanes(s) for s in stages]
+    common = common_loop(stages)
+    if common is not None:
+        found = _held_across(n, common, outer)
+        if found is not None:
+            return found
+        found = _held(n.outer, stages, common, min(k for s, k in zip(stages, possible, strict=True) if s.inner), outer)
+        if found is not None:
+            return found
+    lanes = min((k for k in possible if k > 1), default=1)
+    while lanes > 1 and inner < lanes * 2:
+        lanes //= 2
+    chosen = [
+        dataclasses.replace(s, vector=s.inner[-1]) if k >= lanes and _has_vectors(s) else s
+        for s, k in zip(stages, possible, strict=True)
+    ]
+    threads = 1
+    while threads < gpu.MOST and threads * lanes < inner:
+        if (
+            threads >= gpu.WARP
+            and threads * max(lanes * gpu.EACH, gpu.ELEMENTS) >= inner
+            and threads * outer >= gpu.BUSY
+        ):
+            break
+        threads *= 2
+    return GridNest(n.outer, tuple(chosen), rows=_rows(threads, outer), threads=threads, lanes=lanes)
+
+
+def _rows(threads: int, outer: int) -> int:
+    """Outer indices of a block whose threads share them in groups."""
+    block = gpu.BLOCK if outer * threads >= gpu.BUSY else 128
+    return max(1, block // threads) if threads <= gpu.WARP else 1
+
+
+def common_loop(stages: list[StageNest]) -> int | None:
+    """The length of the one inner loop that all stages have, or none, if it is the same everywhere."""
+    lengths = {v.size for s in stages for v in s.inner}
+    alone = all(len(s.inner) <= 1 and all(x.place is None and x.how is None for x in s.statements) for s in stages)
+    size = lengths.pop() if len(lengths) == 1 else None
+    many = sum(bool(s.inner) for s in stages) > 1
+    return size if alone and many and isinstance(size, int) else None
+
+
+def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int, count: int) -> GridNest | None:
+    """A nest whose threads keep their elements of a row in registers; none if these are too many."""
+    while lanes > 1 and size % lanes:
+        lanes //= 2
+    threads, least = 1, gpu.WARP if lanes > 2 else gpu.SECTOR // 4
+    while threads < gpu.MOST and threads * lanes < size:
+        if threads >= least and threads * max(lanes * gpu.HELD, gpu.NARROW) >= size and threads * count >= gpu.BUSY:
+            break
+        threads *= 2
+    held = -(-size // (threads * lanes))
+    if threads == 1 or held > max(2 * gpu.HELD, gpu.NARROW) or held * lanes > gpu.REGISTERS:
+        return None
+    renamed = _over_one_loop(stages, size, lanes)
+    return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)
+
+
+def _over_one_loop(stages: Sequence[StageNest], size: int, lanes: int) -> tuple[StageNest, ...]:
+    """Stages that all run over the same variable, in vectors along it or not."""
+    one = Var("e", size)
+    return tuple(
+        dataclasses.replace(
+            s,
+            free=(one,) if s.free else (),
+            reduced=(one,) if s.reduced else (),
+            statements=substituted(s.statements, {v: Index.of(one) for v in s.inner}),
+            vector=one if s.inner and lanes > 1 else None,
+        )
+        for s in stages
+    )
+
+
+def _with_best_last(s: StageNest, outer: tuple[Var, ...]) -> StageNest:
+    """A stage whose innermost loop is the one that runs most along memory, unless positions are counted."""
+    _, v = best_loop(s.inner, (s,), outer)
+    if v is None or any(x.place is not None for x in s.statements):
+        return s
+    return dataclasses.replace(s, free=_last(s.free, v), reduced=_last(s.reduced, v))
+
+
+def _has_vectors(s: StageNest) -> bool:
+    return bool(s.inner) and is_vectorizable(s.inner[-1], (s,))
+
+
+def _inner_lanes(s: StageNest) -> int:
+    """Lanes of vectors along the innermost loop of a stage; 1 if there are none."""
+    if not _has_vectors(s):
+        return 1
+    v = s.inner[-1]
+    lanes = lanes_along(v, (s,))
+    while lanes > 1 and len(s.inner) > 1 and not is_whole(v, lanes):
+        lanes //= 2
+    return lanes
+
+
+def _last(loops: tuple[Var, ...], v: Var) -> tuple[Var, ...]:
+    return loops if v not in loops else (*(w for w in loops if w != v), v)
