@@ -319,3 +319,44 @@ def test_a_torch_without_this_cache_still_works(run: Run) -> None:
     run(simple())
     found = run(lacking + simple())
     assert found["warm"] == [False] and found["hits"] == [1] and found["cache"] == {}
+
+
+CHOICE = """
+def f(x, p):
+    return torch.cond(p, lambda x: (x.sin() * 2).exp(), lambda x: x.cos(), (x,)).sum()
+
+g = compiled(f, executor="auto")
+x = torch.randn(6, 5)
+for p in (torch.tensor(True), torch.tensor(False)):
+    same(g(x, p), f(x, p))
+tell()
+"""
+
+LAYERS = """
+@torch.compiler.nested_compile_region
+def layer(x, w):
+    return (x @ w).relu()
+
+def f(x, w):
+    return layer(layer(x, w), w).sum()
+
+x, w = torch.randn(6, 5), torch.randn(5, 5)
+same(compiled(f, executor="auto")(x, w), f(x, w))
+tell()
+"""
+
+
+def test_the_store_has_the_graphs_that_a_condition_chooses_between(run: Run) -> None:
+    """AOTAutograd keeps no graph with a condition, so it is traced again."""
+    run(CHOICE)
+    second = run(CHOICE)
+    assert second["compiled"] == 0 and second["hits"] == second["regions"] == [1, 1, 1]
+    assert second["cache"] == {"autograd_cache_bypass": 1}
+
+
+def test_a_graph_is_kept_with_the_graphs_that_it_calls(run: Run) -> None:
+    first, second = run(LAYERS), run(LAYERS)
+    assert first["warm"] == [False, False] and first["cache"]["autograd_cache_saved"] == 1
+    assert second["warm"] == [True, True] and second["compiled"] == 0
+    assert second["hits"] == second["regions"] == [1, 1]
+    assert not second["lowering"]

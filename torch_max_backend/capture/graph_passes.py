@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_max_backend.capture.associative_scans import inline_associative_scans
 from torch_max_backend.capture.attention_masks import simplify_masks
 from torch_max_backend.capture.constant_folding import fold_constants
 from torch_max_backend.capture.equal_nodes import share_equal_nodes
 from torch_max_backend.capture.fake_tensors import order_of, storage_key, tensor_of, tensors_of, value_of
+from torch_max_backend.capture.flex_attention import inline_flex_attention
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.grouped_query_attention import share_heads
 from torch_max_backend.capture.user_controlled_ops import is_taken
@@ -106,6 +108,25 @@ _SHAPE_ONLY = {
 }
 
 
+def gather_by_data(gm: fx.GraphModule) -> None:
+    """Gather what is selected with an index that the host would read from a tensor, as a loop's backward does."""
+    if is_taken(aten.select.int, aten.index.Tensor):
+        return
+    returned = set(gm.graph.output_node().all_input_nodes)
+    for node in list(gm.graph.find_nodes(op="call_function", target=aten.select.int)):
+        x, dim, index = node.args
+        if not isinstance(index, fx.Node) or index.target is not aten._local_scalar_dense.default or node in returned:
+            continue
+        before = [None] * (dim % tensor_of(x).dim())
+        with gm.graph.inserting_before(node):
+            place = call_node(gm, aten.reshape.default, (index.args[0], []), node)
+            gathered = call_node(gm, aten.index.Tensor, (x, [*before, place]), node)
+        node.replace_all_uses_with(gathered)
+        gm.graph.erase_node(node)
+        if not index.users:
+            gm.graph.erase_node(index)
+
+
 def _empty(gm: fx.GraphModule, like: torch.Tensor, origin: fx.Node) -> fx.Node:
     """An uninitialised tensor with the sizes, strides and dtype of ``like``."""
     size, stride = list(like.shape), list(like.stride())
@@ -126,6 +147,9 @@ def _has_symbols(value: torch.Tensor) -> bool:
 
 
 PASSES = [
+    inline_flex_attention,
+    inline_associative_scans,
+    gather_by_data,
     share_equal_nodes,
     drop_copies,
     simplify_masks,

@@ -24,6 +24,11 @@ def left_to_torch(names: Collection[str]) -> Iterator[None]:
         _for_torch.reset(token)
 
 
+def names_for_torch() -> Collection[str]:
+    """The names that :func:`left_to_torch` has now."""
+    return _for_torch.get()
+
+
 def is_named(op: OpOverload, names: Collection[str]) -> bool:
     """Whether the op is listed, as an overload or with all of its overloads."""
     return not {str(op), str(op.overloadpacket)}.isdisjoint(names)

@@ -28,14 +28,17 @@ from torch_max_backend.capture.fake_tensors import (
     tensors_of,
     value_of,
 )
+from torch_max_backend.capture.inlining import name_of
 from torch_max_backend.capture.joint_graph import SAVED_FROM
 from torch_max_backend.codegen.program_writer import WrittenProgram
 from torch_max_backend.codegen.region_spec import region_spec
 from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
+from torch_max_backend.partition.control_flow import is_control_flow
 from torch_max_backend.partition.partitioner import Plan
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.call_path import CallSpec
+from torch_max_backend.runtime.control_flow import RUN
 from torch_max_backend.runtime.cuda_graphs.output_copies import COPY_LIMIT
 from torch_max_backend.runtime.program import ProgramSpec
 from torch_max_backend.runtime.region_call import RegionSpec
@@ -48,6 +51,7 @@ def call_spec(
     options: Options,
     programs: Mapping[int, WrittenProgram] = MappingProxyType({}),
     checks: Sequence[RegionCheck] = (),
+    subgraphs: Mapping[str, Any] = MappingProxyType({}),
 ) -> CallSpec:
     """The call path that runs ``plan``.
 
@@ -56,8 +60,9 @@ def call_spec(
         programs: Regions that are programs, by position.
         options: Whether profiler ranges are put around regions and torch ops, and whether indices are checked.
         checks: With the option ``verify``, what holds a region's results against torch's, for each region.
+        subgraphs: What runs the graphs of control flow, by the attribute that holds each.
     """
-    return _Writer(gm, plan, static, options, programs, checks).write()
+    return _Writer(gm, plan, static, options, programs, checks, subgraphs).write()
 
 
 @runtime_checkable
@@ -105,6 +110,7 @@ class _Writer:
         options: Options,
         programs: Mapping[int, WrittenProgram],
         checks: Sequence[RegionCheck] = (),
+        subgraphs: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.gm, self.plan, self.profile, self.programs, self.checks = gm, plan, options.profile, programs, checks
         self.check_indices = options.check_indices
@@ -122,7 +128,8 @@ class _Writer:
             self._learn_symbols(node)
         for node in gm.graph.nodes:
             if node.op == "get_attr":
-                self.names[node] = self._global("c", _attribute(gm, str(node.target)))
+                found = subgraphs.get(str(node.target))
+                self.names[node] = self._global("c", _attribute(gm, str(node.target)) if found is None else found)
 
     # -- text --------------------------------------------------------------------------------------------------
     def write(self) -> CallSpec:
@@ -179,6 +186,9 @@ class _Writer:
         untold = sorted(map(str, set().union(*map(symbols_of, values.values())) - numbers))
         if untold:
             return f"none of its arguments is the size {untold[0]}, which no recording is told apart by"
+        chosen = [n for n in self.plan.steps if not isinstance(n, Region) and is_control_flow(n)]
+        if chosen:
+            return f"the host decides in {chosen[0]} what runs"
         steps = [n for step in self.plan.steps for n in (step.nodes if isinstance(step, Region) else [step])]
         for node in (*self.placeholders, *steps):
             if any(t.device.type == "cpu" for t in tensors_of(value_of(node))):
@@ -339,7 +349,7 @@ class _Writer:
             self._emit(f"{name} = {name}.as_strided({self._exprs(value.shape)}, {self._exprs(strides)})")
 
     def _torch(self, node: fx.Node) -> None:
-        function = self._global("op", as_run_by_torch(node.target))
+        function = self._global("op", RUN[name_of(node)] if is_control_flow(node) else as_run_by_torch(node.target))
         if self.profile:
             self.profiled[function] = f"torch {node.target}"
         args = [self._argument(a) for a in node.args] + [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]

@@ -38,7 +38,10 @@ log = logging.getLogger("torch_max_backend")
 
 @dataclass(frozen=True)
 class SavedGraph:
-    """What a compiled graph is made of: its call path, the keys of its regions in the store, its report."""
+    """What a compiled graph is made of: its call path, the keys of its regions in the store, its report.
+
+    Behind the keys of its own regions are those of the graphs that its call path chooses between or repeats.
+    """
 
     spec: bytes
     keys: tuple[str, ...]
@@ -87,7 +90,8 @@ class CompiledGraph(OutputCode):
         self.unsaved_because = unsaved_because
         if not unsaved_because:
             try:
-                self.saved = SavedGraph(spec.dumps(), tuple(report.stats.keys), report, options)
+                keys = [*report.stats.keys, *(key for part in _parts(spec) if part.saved for key in part.saved.keys)]
+                self.saved = SavedGraph(spec.dumps(), tuple(keys), report, options)
             except NotSavableError as error:
                 self.unsaved_because = str(error)
         self._run_by(call, spec)
@@ -111,6 +115,8 @@ class CompiledGraph(OutputCode):
             raise BypassAOTAutogradCache(f"max_backend cannot save the graph: {self.unsaved_because}")
 
     def __reduce__(self) -> Any:
+        if self.saved is None:
+            raise NotSavableError(f"a graph that it calls cannot be saved: {self.unsaved_because}")
         return _restored, (self.saved,)
 
     def __copy__(self) -> CompiledGraph:
@@ -137,19 +143,27 @@ class CompiledGraph(OutputCode):
             log.info("a graph is traced and compiled again: %s", error)
             raise FXGraphCacheMiss(str(error)) from error
 
-    def _load(self, saved: SavedGraph) -> None:
-        options = options_of_call.get() or saved.options  # what is saved serves every mode
+    def _load(self, saved: SavedGraph, options: Options | None = None) -> None:
+        options = options or options_of_call.get() or saved.options  # what is saved serves every mode
         logs.configure(options)
         spec = CallSpec.loads(saved.spec)
+        for part in _parts(spec):
+            assert part.saved is not None
+            part._load(part.saved, options=dataclasses.replace(options, device_graphs=False))
         self._run_by(with_replay(spec, models_of(saved, spec), options), spec)
-        count = len(saved.keys)
+        count = len(spec.regions)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
-        stats = CompileStats(count, saved.report.stats.programs, hits=count, keys=list(saved.keys))
+        stats = CompileStats(count, saved.report.stats.programs, hits=count, keys=list(saved.keys[:count]))
         report = dataclasses.replace(saved.report, compile_id=compile_id, stats=stats, warm=True)
         record(report)
         log.info("%s\n%s", report.summary(), spec.source)
         if report.islands:
             warnings.warn(report.warning(), stacklevel=2)
+
+
+def _parts(spec: CallSpec) -> list[CompiledGraph]:
+    """The graphs that a call path chooses between or repeats."""
+    return list({id(value): value for value in spec.values.values() if isinstance(value, CompiledGraph)}.values())
 
 
 _carried: dict[str, Model | Entry] = {}
@@ -166,7 +180,7 @@ def models_of(saved: SavedGraph, spec: CallSpec) -> list[Artifact]:
     Raises:
         MissingRegionsError: A region is not in the store.
     """
-    return [_model(key, region, saved.options) for key, region in zip(saved.keys, spec.regions, strict=True)]
+    return [_model(key, region, saved.options) for key, region in zip(saved.keys, spec.regions, strict=False)]
 
 
 def _model(key: str, region: RegionSpec | ProgramSpec, options: Options) -> Artifact:

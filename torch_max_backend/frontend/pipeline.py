@@ -38,6 +38,7 @@ from torch_max_backend.diagnostics import dry_run
 from torch_max_backend.diagnostics.report import GraphReport, ProgramReport
 from torch_max_backend.frontend.compiled_graph import CompiledGraph
 from torch_max_backend.frontend.saved_layouts import report_strides, set_free, take_strides
+from torch_max_backend.frontend.subgraphs import compile_subgraphs
 from torch_max_backend.loops.libraries import library_of
 from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.lowering.graph_builder import NodeRefused, mismatch_error
@@ -58,6 +59,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
     take_strides(gm, example_inputs)
     with left_to_torch(options.torch_executed_ops):
         gm = rewrite(gm)
+    subgraphs = compile_subgraphs(gm, options, compile_graph)
     static = _static_inputs(gm)
     cut = _Cut(gm, options)
     unsaved = ""
@@ -65,7 +67,8 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
         plan, programs = cut.plan()
         _refuse_islands(plan, options)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
-        build = _Build(gm, plan, static, options, compile_id, CompiledGraph(_eager(gm)), programs, unsaved)
+        graph = CompiledGraph(_eager(gm))
+        build = _Build(gm, plan, static, options, compile_id, graph, programs, unsaved, subgraphs)
         try:
             rest = [region for k, region in enumerate(plan.regions) if k not in programs]
             if build.dry_run(rest):
@@ -179,6 +182,7 @@ class _Build:
     programs: dict[int, Program] = field(default_factory=dict)
     unsaved: str = ""
     """Why other processes shall not take the graph from AOTAutograd's cache."""
+    subgraphs: dict[str, CompiledGraph] = field(default_factory=dict)
     libraries: dict[int, Library | GridLibrary | None] = field(default_factory=dict)
     program_stats: list[CompileStats] = field(default_factory=list)
 
@@ -224,7 +228,7 @@ class _Build:
         stats.hits += own.hits
         stats.compile_s += own.compile_s
         written = {k: p.written for k, p in self.programs.items()}
-        spec = call_spec(self.gm, self.plan, self.static, self.options, written, self._checks())
+        spec = call_spec(self.gm, self.plan, self.static, self.options, written, self._checks(), self.subgraphs)
         artifacts: list[Artifact] = [self.libraries[k] if k in self.programs else next(rest) for k in every]
         options, unsaved = self.options, self.unsaved
         if options.verify:  # what is compared is not replayed, and needs the graph

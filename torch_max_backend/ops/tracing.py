@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -13,11 +12,11 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.printers import PythonPrinter
 
 from torch_max_backend.base.errors import CompileError
 from torch_max_backend.capture.decompositions import decomposition_table
+from torch_max_backend.capture.inlining import nothing_else_active
 from torch_max_backend.compile.pending import is_deferring
 from torch_max_backend.frontend.pipeline import compile_graph
 from torch_max_backend.ops.declaration import Declaration
@@ -120,7 +119,7 @@ def compiled_program(
         choose_memory_share(options.gpu_memory_share, options.device_graphs)
     for device in devices:
         check_device(device)
-    with _nothing_else_active():
+    with nothing_else_active():
         sizes = _Sizes(values, as_they_are)
         with FakeTensorMode(shape_env=sizes.env) as mode:
             tensors = [sizes.tensor(layout) for layout in layouts]
@@ -146,18 +145,3 @@ def compiled_program(
     if graph.saved is not None and all(device.type == "cpu" for device in devices):
         keep_program(parts_of(name, signature, options), options, graph.saved.spec, graph.saved.keys, program)
     return program
-
-
-@contextlib.contextmanager
-def _nothing_else_active() -> Iterator[None]:
-    """No mode, gradient, autocast or inference mode of the caller."""
-    autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
-        torch._C.DispatchKey.AutocastCUDA
-    )
-    with (
-        _disable_current_modes(),
-        torch.inference_mode(False),
-        torch.no_grad(),
-        torch._C._ExcludeDispatchKeyGuard(autocast),
-    ):
-        yield

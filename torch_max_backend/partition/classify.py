@@ -19,6 +19,7 @@ from torch_max_backend.capture.fake_tensors import expr_of, is_plain, symbols_of
 from torch_max_backend.capture.fx_nodes import is_getitem, map_nodes
 from torch_max_backend.capture.user_controlled_ops import is_named
 from torch_max_backend.capture.view_ops import VIEWS_OF_SIZES
+from torch_max_backend.partition.control_flow import REASON, why_no_control_flow
 
 
 class Runner(enum.Enum):
@@ -73,6 +74,9 @@ def classify(
         return Verdict(Runner.ISLAND, refused[node])
     if isinstance(target, HigherOrderOperator) and _checkpointed(node, target) in aten_functions.torch_ops:
         return Verdict(Runner.TORCH, aten_functions.torch_ops[_checkpointed(node, target)])
+    if isinstance(target, HigherOrderOperator):
+        reason = why_no_control_flow(node)
+        return Verdict(Runner.ISLAND, reason) if reason else Verdict(Runner.TORCH, REASON)
     if not isinstance(target, OpOverload):
         return Verdict(Runner.ISLAND, "not an ATen op")
     if is_named(target, torch_executed):
