@@ -13,6 +13,7 @@ from torch_max_backend.capture.equal_nodes import share_equal_nodes
 from torch_max_backend.capture.fake_tensors import order_of, storage_key, tensor_of, tensors_of, value_of
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.grouped_query_attention import share_heads
+from torch_max_backend.capture.marked_regions import inline_marked_regions
 from torch_max_backend.capture.user_controlled_ops import is_taken
 
 aten = torch.ops.aten
@@ -126,6 +127,7 @@ def _has_symbols(value: torch.Tensor) -> bool:
 
 
 PASSES = [
+    inline_marked_regions,
     share_equal_nodes,
     drop_copies,
     simplify_masks,
