@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Literal
 
 from torch_max_backend.base.errors import BundleError
 from torch_max_backend.compile.cache.store import Record, Store
+
+KEY = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,16 @@ def export_bundle(store: Store, file: Path | io.BytesIO, records: Sequence[Recor
     return len(chosen)
 
 
+def digest_of(file: Path) -> str:
+    """The SHA-256 of a bundle, by which who imports it can tell that it is the one that was exported.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def import_bundle(store: Store, file: Path | io.BytesIO) -> Imported:
     """Add the entries of a bundle to ``store``. Nothing is added unless all of the bundle is sound.
 
@@ -63,6 +76,8 @@ def import_bundle(store: Store, file: Path | io.BytesIO) -> Imported:
                 if path.suffix == ".mef":
                     blobs[hashlib.sha256(data).hexdigest()] = data
                 elif path.suffix == ".json":
+                    if not KEY.fullmatch(path.stem):
+                        raise ValueError(f"{member.name} is named by no key")
                     records.append(Record.parse(path.stem, data))
     except (tarfile.TarError, ValueError) as error:
         raise BundleError(f"{name} is not a bundle of compiled regions, or is damaged: {error}") from error
