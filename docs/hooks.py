@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {
     "README.md": "usage.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     ".claude/skills/aten-ops/SKILL.md": "aten-ops.md",
     ".claude/skills/mojo-gpu-kernels/SKILL.md": "mojo-gpu-kernels.md",
 }

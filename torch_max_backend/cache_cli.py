@@ -176,18 +176,24 @@ def clear() -> None:
 @app.command("export")
 def export_file(file: Path = typer.Argument(help="The bundle to write.")) -> None:
     """Write all compiled regions to one file, for another machine of the same architecture."""
-    from torch_max_backend.compile.cache.bundle import export_bundle
+    from torch_max_backend.compile.cache.bundle import digest_of, export_bundle
 
     typer.echo(f"wrote {export_bundle(_store(), file)} entries to {file}")
+    typer.echo(f"sha256 {digest_of(file)}")
 
 
 @app.command("import")
-def import_file(file: Path = typer.Argument(exists=True, dir_okay=False, help="The bundle to read.")) -> None:
+def import_file(
+    file: Path = typer.Argument(exists=True, dir_okay=False, help="The bundle to read."),
+    sha256: str = typer.Option("", help="What `cache export` printed: any other file is refused unread."),
+) -> None:
     """Add the compiled regions of a bundle. They are programs: import only what you trust."""
     from torch_max_backend.base.errors import BundleError
-    from torch_max_backend.compile.cache.bundle import import_bundle
+    from torch_max_backend.compile.cache.bundle import digest_of, import_bundle
     from torch_max_backend.compile.cache.key import cpu_target
 
+    if sha256 and digest_of(file) != sha256.lower():
+        _fail(f"{file} is another file than was asked for: its sha256 is {digest_of(file)}")
     try:
         taken = import_bundle(_store(), file)
     except BundleError as error:

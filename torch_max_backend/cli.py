@@ -100,16 +100,20 @@ def coverage(
     device: str = typer.Option("cpu", help=MACHINE),
     training: bool = typer.Option(False, "--training", help="Forward and backward, and not the inference."),
     json_output: bool = typer.Option(False, "--json", help="Print JSON in place of tables."),
+    plot: Path | None = typer.Option(None, help="Also draw the graphs, into this .svg file."),
 ) -> None:
     """Show who would run each op of a model: generated kernels, a library, a MAX graph, or PyTorch, and why.
 
     Nothing is compiled or run. The exit status is 0 if there is no island, 1 if there is one, 2 if there is no answer.
     """
     from torch_max_backend.diagnostics.coverage import coverage_of
+    from torch_max_backend.diagnostics.graph_plot import svg
     from torch_max_backend.frontend.prebuild import load_function
 
     with _no_answer():
         found = coverage_of(load_function(function), device, training)
+    if plot is not None:
+        plot.write_text(svg(found.graphs), encoding="utf-8")
     if json_output:
         typer.echo(json.dumps(found.as_dict(), indent=1))
     else:

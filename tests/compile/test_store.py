@@ -328,6 +328,24 @@ def test_a_damaged_bundle_adds_nothing(store: Store, tmp_path: Path, damage: str
     assert other.usage() == (0, 0)
 
 
+def test_a_bundle_chooses_no_path(store: Store, tmp_path: Path) -> None:
+    """An entry's name is a key, whatever the bundle calls it."""
+    store.put(BLOB, {KEY: "g"}, {})
+    file = tmp_path / "bundle"
+    export_bundle(store, file)
+    name = f"keys/{KEY}.json".encode()
+    for other_name in (b"keys/" + b"." * 64 + b".json", b"keys/" + b".." + b"a" * 62 + b".json"):
+        data = bytearray(file.read_bytes())
+        at = data.index(name)
+        data[at : at + len(name)] = other_name
+        header = at // 512 * 512
+        data[header + 148 : header + 156] = b" " * 8
+        data[header + 148 : header + 156] = b"%06o\0 " % sum(data[header : header + 512])
+        file.with_name("renamed").write_bytes(data)
+        with pytest.raises(BundleError, match="is named by no key"):
+            import_bundle(Store(tmp_path / "other"), file.with_name("renamed"))
+
+
 def test_the_command_line(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(store.folder))
     store.put(BLOB, {KEY: "g"}, {KEY: {"target": "elsewhere", "max": "26.7.0"}})
@@ -343,7 +361,13 @@ def test_the_command_line(store: Store, tmp_path: Path, monkeypatch: pytest.Monk
     assert KEY[:12] in run("list")
     assert "differs in max" in run("explain", KEY[:6])
     bundle = str(tmp_path / "bundle")
-    assert "wrote 1 entries" in run("export", bundle)
+    told = run("export", bundle)
+    assert "wrote 1 entries" in told
+    assert "deleted 1 entries" in run("clear")
+    refused = CliRunner().invoke(app, ["cache", "import", bundle, "--sha256", "0" * 64])
+    assert refused.exit_code == 1 and "is another file than was asked for" in refused.output
+    assert store.get(KEY) is None
+    assert "read 1 entries" in run("import", bundle, "--sha256", told.split()[-1])
     assert "deleted 1 entries" in run("clear")
     assert "none of them is for this machine" in run("import", bundle)
     assert store.get(KEY) is not None

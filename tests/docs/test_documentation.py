@@ -29,7 +29,9 @@ SKILLS = sorted(ROOT.glob(".claude/skills/*/SKILL.md"))
 AS_PROGRAMS = "docs/why-is-this-slow.md"
 DEBUGGING = "docs/debugging.md"
 WITH_CODE = ["README.md", "CONTRIBUTING.md", "docs/public-ops.md", *(str(p.relative_to(ROOT)) for p in SKILLS)]
-PAGES = sorted({*WITH_CODE, *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))})
+PAGES = sorted(
+    {*WITH_CODE, "CHANGELOG.md", "SECURITY.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))}
+)
 FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MADE_LATER = {"uv.lock", ".venv"}
 """Paths that a page may name although a fresh clone does not have them."""

@@ -244,7 +244,7 @@ def test_a_saved_graph_finds_kernels_and_what_launches_them(store: Store, monkey
     regions = tuple(ProgramSpec("", {}, (), gpus=(gpu,)) for gpu in (0, 0, 1))
     made: list[tuple[Any, ...]] = []
     monkeypatch.setattr(compiled_graph.GridLibrary, "__init__", lambda self, *args: made.append(args))
-    first, none, last = compiled_graph.models_of(saved, CallSpec("", regions))
+    first, none, last = compiled_graph.models_of(saved, CallSpec("", regions), saved.options)
     launcher = store.get(launcher_job(store).key)
     assert first and last and none is None and launcher is not None and launcher.graph == LAUNCHER
     assert [(cubin, place, gpu) for cubin, _, place, gpu in made] == [(b"kernels", launcher.blob, k) for k in (0, 1)]

@@ -1,6 +1,7 @@
 """The names by which torch's own logging knows this package, for ``TORCH_LOGS`` and ``torch._logging.set_logs``.
 
-Torch loads the entry point :func:`register` at the end of ``import torch``, so this module imports nothing. Artifacts
+Torch loads the entry point :func:`register` at the end of ``import torch``, so this module imports little. It
+registers ``base/cache_artifacts.py`` as well. Artifacts
 are off unless they are named. What the package logs otherwise goes to its own logger, ``torch_max_backend``, which is
 the application's to configure; ``diagnostics/logs.py`` gives it to torch where torch is asked for it.
 """
@@ -8,6 +9,8 @@ the application's to configure; ``diagnostics/logs.py`` gives it to torch where 
 from __future__ import annotations
 
 import logging
+
+from torch_max_backend.base import cache_artifacts
 
 COMPONENT = "max_backend"
 """The name of the package's log in ``TORCH_LOGS``: ``TORCH_LOGS="+max_backend"``."""
@@ -29,6 +32,7 @@ def register() -> None:
     """Tell torch the names, once. It reads ``TORCH_LOGS`` after this (2.15), or has read it already (2.11)."""
     from torch._logging import _internal as torch_logging
 
+    cache_artifacts.register()
     if COMPONENT in torch_logging.log_registry.log_alias_to_log_qnames:
         return
     for name in (COMPONENT, "torch_max_backend"):  # the package's name would have torch import every module of it

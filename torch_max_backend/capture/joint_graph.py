@@ -19,6 +19,7 @@ from torch_max_backend.capture.cross_entropy import GRADIENT, LOG_PROBABILITIES,
 from torch_max_backend.capture.fake_tensors import order_of, symbols_of, tensor_of, value_of
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.graph_passes import call_node
+from torch_max_backend.capture.marked_regions import inline_marked_regions
 from torch_max_backend.capture.user_controlled_ops import is_taken
 from torch_max_backend.capture.view_ops import CUTS, PERMUTES, RESHAPES
 
@@ -196,4 +197,12 @@ def _views(node: fx.Node) -> list[fx.Node]:
     return steps if is_tensor and not is_taken(*(s.target for s in steps)) else []
 
 
-PASSES = [drop_aliases, name_transposes, simplify_masks, recognize_gelu, save_no_probabilities, save_short_places]
+PASSES = [
+    inline_marked_regions,
+    drop_aliases,
+    name_transposes,
+    simplify_masks,
+    recognize_gelu,
+    save_no_probabilities,
+    save_short_places,
+]

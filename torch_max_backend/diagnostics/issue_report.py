@@ -19,6 +19,7 @@ from torch import nn
 
 from torch_max_backend.base.digests import cpu_target, package_version
 from torch_max_backend.diagnostics.coverage import Coverage, coverage_of
+from torch_max_backend.diagnostics.graph_plot import svg
 from torch_max_backend.options import ENVIRONMENT_ONLY, PREFIX, resolve
 from torch_max_backend.runtime.session import get_accelerators
 
@@ -96,6 +97,8 @@ def _markdown(told: dict[str, dict[str, str]], found: Coverage | str | None, dat
         lines += [f"| {name} | `{value}` |" for name, value in values.items()]
     if found is not None:
         lines += ["", "## Coverage", "", "```text", str(found), "```"]
+        if not isinstance(found, str):
+            lines += ["", svg(found.graphs).rstrip()]
         for graph in () if isinstance(found, str) else found.graphs:
             lines += ["", f"## Graph: {graph.kind}", "", "```python", graph.code.strip(), "```"]
     if data:

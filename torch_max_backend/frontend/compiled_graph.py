@@ -18,6 +18,7 @@ from torch_max_backend.compile.cache.store import Entry
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.diagnostics.report import GraphReport, record
+from torch_max_backend.frontend import cache_artifacts
 from torch_max_backend.frontend.warm_start import graphs_of_trace, options_of_call
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import Artifact, CallSpec, NotSavableError
@@ -92,6 +93,7 @@ class CompiledGraph(OutputCode):
             try:
                 keys = [*report.stats.keys, *(key for part in _parts(spec) if part.saved for key in part.saved.keys)]
                 self.saved = SavedGraph(spec.dumps(), tuple(keys), report, options)
+                cache_artifacts.note(self.saved.keys, options)
             except NotSavableError as error:
                 self.unsaved_because = str(error)
         self._run_by(call, spec)
@@ -150,7 +152,8 @@ class CompiledGraph(OutputCode):
         for part in _parts(spec):
             assert part.saved is not None
             part._load(part.saved, options=dataclasses.replace(options, device_graphs=False))
-        self._run_by(with_replay(spec, models_of(saved, spec), options), spec)
+        self._run_by(with_replay(spec, models_of(saved, spec, options), options), spec)
+        cache_artifacts.note(saved.keys, options)
         count = len(spec.regions)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
         stats = CompileStats(count, saved.report.stats.programs, hits=count, keys=list(saved.keys[:count]))
@@ -174,13 +177,13 @@ def carry(models: dict[str, Model | Entry]) -> None:
     _carried.update(models)
 
 
-def models_of(saved: SavedGraph, spec: CallSpec) -> list[Artifact]:
-    """The models and libraries of a saved graph's regions, from what was loaded with it or from the store.
+def models_of(saved: SavedGraph, spec: CallSpec, options: Options) -> list[Artifact]:
+    """The models and libraries of a saved graph's regions, from what was loaded with it or from the options' store.
 
     Raises:
         MissingRegionsError: A region is not in the store.
     """
-    return [_model(key, region, saved.options) for key, region in zip(saved.keys, spec.regions, strict=False)]
+    return [_model(key, region, options) for key, region in zip(saved.keys, spec.regions, strict=False)]
 
 
 def _model(key: str, region: RegionSpec | ProgramSpec, options: Options) -> Artifact:

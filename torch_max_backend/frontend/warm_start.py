@@ -28,8 +28,17 @@ from torch_max_backend.options import Options
 log = logging.getLogger("torch_max_backend")
 
 FORMAT = "1"
-_NO_CODE = ("verbose", "compile", "compile_workers", "cache_limit", "device_graphs", "gpu_memory_share", "repro_dir")
-"""Options that change nothing in what is compiled."""
+_NO_CODE = (
+    "verbose",
+    "compile",
+    "compile_workers",
+    "cache_dir",
+    "cache_limit",
+    "device_graphs",
+    "gpu_memory_share",
+    "repro_dir",
+)
+"""Options that change nothing in what is compiled. A graph whose regions another folder lacks is traced again."""
 
 options_of_call: ContextVar[Options | None] = ContextVar("torch_max_backend_options_of_call", default=None)
 """The options of the call that loads a kept graph: another mode may have kept it."""

@@ -130,6 +130,12 @@ class Store:
             os.utime(blob)
         return Entry(blob, record.graph, record.sha)
 
+    def record(self, key: str) -> Record | None:
+        """What stands in the store under ``key``, whether its artifact is sound or not."""
+        with suppress(OSError, ValueError):
+            return Record.parse(key, self._key_path(key).read_bytes())
+        return None
+
     def put(self, blob: bytes, graphs: dict[str, str], parts: dict[str, dict[str, str]]) -> None:
         """Save an artifact under several keys.
 

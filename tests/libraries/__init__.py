@@ -1,0 +1,1 @@
+"""The libraries that people use, with the backend found by its name."""
