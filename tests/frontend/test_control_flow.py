@@ -161,6 +161,10 @@ def test_scan_of_trees_backwards_with_symbolic_sizes() -> None:
     agrees(recurrent_backwards, (randn(6, 3, 4), randn(3, 4)), (randn(9, 5, 4), randn(5, 4)), dynamic=True)
 
 
+def test_scan_of_nothing() -> None:
+    agrees(recurrent_backwards, (randn(0, 3, 4), randn(3, 4)))
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 8, 13])
 def test_associative_scan(length: int) -> None:
     agrees(first_order, (randn(length, 5), randn(length, 5)))

@@ -69,6 +69,9 @@ def scan(
         results = step(*carry, *row, *additional)
         carry = results[:count]
         stacks.add(results[count:])
+    if not stacks.count:
+        carry = [x.clone() if isinstance(x, torch.Tensor) else x for x in init]
+        stacks.add(step(*init, *_zeros(xs), *additional)[count:])
     return [*carry, *stacks.whole]
 
 
@@ -77,7 +80,14 @@ def map_impl(graph: Graph, xs: Sequence[torch.Tensor], additional: Sequence[Any]
     stacks, step = _Stacks(xs[0].shape[0]), _function(graph)
     for row in zip(*(x.unbind(0) for x in xs), strict=True):
         stacks.add(step(*row, *additional))
+    if not stacks.count:
+        stacks.add(step(*_zeros(xs), *additional))
     return stacks.whole
+
+
+def _zeros(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What stands for a slice of tensors without any, where a step shall tell the shapes of its results."""
+    return [x.new_zeros(x.shape[1:]) for x in xs]
 
 
 class _Stacks:
@@ -96,7 +106,7 @@ class _Stacks:
                 self.whole.append(x.new_empty((self.count, *x.shape)) if is_tensor else x)
                 self.places.append(self.whole[-1].unbind(0) if is_tensor else None)
         for places, x in zip(self.places, results, strict=True):
-            if places is not None:
+            if places:
                 places[self.steps].copy_(x)
         self.steps += 1
 
