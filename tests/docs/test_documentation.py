@@ -81,7 +81,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @group
 @pytest.mark.parametrize(
     "page",
-    [*WITH_CODE, "docs/patching.md", "docs/quantisation.md", pytest.param("docs/training.md", marks=pytest.mark.full)],
+    [
+        *WITH_CODE,
+        "docs/admission.md",
+        "docs/patching.md",
+        "docs/quantisation.md",
+        pytest.param("docs/training.md", marks=pytest.mark.full),
+    ],
 )
 def test_python_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")  # as for who copies it

@@ -28,7 +28,10 @@ from torch_max_backend.options import Options
 log = logging.getLogger("torch_max_backend")
 
 FORMAT = "1"
-_NO_CODE = ("verbose", "compile", "compile_workers", "cache_limit", "device_graphs", "gpu_memory_share", "repro_dir")
+_NO_CODE = (
+    "verbose", "compile", "compile_workers", "cache_limit", "device_graphs", "gpu_memory_share", "memory_budget",
+    "repro_dir",
+)  # fmt: skip
 """Options that change nothing in what is compiled."""
 
 options_of_call: ContextVar[Options | None] = ContextVar("torch_max_backend_options_of_call", default=None)
