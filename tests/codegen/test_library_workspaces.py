@@ -82,11 +82,18 @@ def test_a_convolution_in_float64() -> None:
 
 @pytest.mark.parametrize("layout", [plain, last])
 @pytest.mark.parametrize("wanted", [[True, True, False], [False, True, False]])
-@pytest.mark.parametrize("groups", [1, 64])
-def test_gradients_of_a_convolution(layout: Layout, wanted: list[bool], groups: int) -> None:
+@pytest.mark.parametrize(("groups", "kernel"), [(1, 3), (1, 5), (64, 3)])
+def test_gradients_of_a_convolution(layout: Layout, wanted: list[bool], groups: int, kernel: int) -> None:
     image, gradient = (layout(torch.randn(4, 64, 24, 24)) for _ in range(2))
-    weight = layout(torch.randn(64, 64 // groups, 3, 3))
-    how = ([64], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, wanted)
+    weight = layout(torch.randn(64, 64 // groups, kernel, kernel))
+    how = ([64], [1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], groups, wanted)
+    agree(aten.convolution_backward.default, gradient, image, weight, *how)
+
+
+def test_wide_kernels_of_one_channel_have_large_gradients() -> None:
+    """With channels last: a block of 16 x 16 for every element."""
+    image, gradient, weight = (last(torch.randn(n, c, s, s)) for n, c, s in ((4, 96, 6), (4, 96, 6), (96, 1, 5)))
+    how = ([96], [1, 1], [2, 2], [1, 1], False, [0, 0], 96, [True, True, False])
     agree(aten.convolution_backward.default, gradient, image, weight, *how)
 
 

@@ -15,7 +15,10 @@ import torch
 from torch import fx
 
 from torch_max_backend.capture.fake_tensors import expr_of, sizes_of, storage_key, tensors_of, value_of
+from torch_max_backend.codegen.library_workspaces import WITH_WORKSPACES, totals
 from torch_max_backend.codegen.memory_ledger import Ledger
+from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.program import Call, Called, Ref
 from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.call_memory import CallMemory
 
@@ -124,6 +127,31 @@ def region_peaks(region: Region) -> tuple[Any, ...]:
             if last.get(source, node) is node and source not in leaving:
                 ledger.drop(source)
     return tuple(ledger.peaks)
+
+
+def node_peaks(node: fx.Node) -> tuple[Any, ...]:
+    """The totals of what a node that torch runs on a CPU has allocated in between, where its sizes are known."""
+    values = [value_of(node), *map(value_of, node.all_input_nodes)]
+    tensors = [t for value in values for t in tensors_of(value)]
+    if node.target not in WITH_WORKSPACES or not all(map(_is_known, tensors)):
+        return ()
+    result = value_of(node)
+    results = [result] if isinstance(result, torch.Tensor) else list(result)  # type: ignore[call-overload]
+    called = tuple(None if r is None else Called("", r.dtype, *_layout(r)) for r in results)
+    args = tuple(Ref("", *_layout(value_of(a)), Index.of(0)) if _is_tensor(a) else a for a in node.args)
+    return tuple(map(int, totals(Call("ATen", node.target, args, {}, called))))
+
+
+def _is_tensor(arg: Any) -> bool:
+    return isinstance(arg, fx.Node) and isinstance(value_of(arg), torch.Tensor)
+
+
+def _is_known(t: torch.Tensor) -> bool:
+    return t.device.type == "cpu" and all(isinstance(n, int) for n in (*t.shape, *t.stride()))
+
+
+def _layout(value: Any) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
+    return tuple(map(Index.of, value.shape)), tuple(map(Index.of, value.stride()))
 
 
 def tensor_bytes(value: torch.Tensor) -> Any:

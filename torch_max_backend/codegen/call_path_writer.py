@@ -29,7 +29,7 @@ from torch_max_backend.capture.fake_tensors import (
     value_of,
 )
 from torch_max_backend.capture.joint_graph import SAVED_FROM
-from torch_max_backend.codegen.call_memory_writer import NOTHING, CallMemoryWriter, Effect, region_peaks
+from torch_max_backend.codegen.call_memory_writer import NOTHING, CallMemoryWriter, Effect, node_peaks, region_peaks
 from torch_max_backend.codegen.program_writer import WrittenProgram
 from torch_max_backend.codegen.region_spec import region_spec
 from torch_max_backend.options import Options
@@ -402,7 +402,7 @@ class _Writer:
         args = [self._argument(a) for a in node.args] + [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
         self.names[node] = f"v{len(self.names)}"
         made = ((self.names[node], node),)
-        self._emit(f"{self.names[node]} = {function}({', '.join(args)})", Effect(made))
+        self._emit(f"{self.names[node]} = {function}({', '.join(args)})", Effect(made, peaks=node_peaks(node)))
         known = set(self.symbols)
         self._learn_symbols(node)
         for symbol in [s for s in self.symbols if s not in known]:  # data-dependent: known only from here on

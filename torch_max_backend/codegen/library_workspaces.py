@@ -7,6 +7,8 @@ records. On a GPU, libraries choose their workspaces when they are called; those
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -27,13 +29,8 @@ def totals(call: Call) -> list[Index]:
 
     Empty where nothing comes to the results.
     """
-    if call.target is aten.convolution.default:
-        return _convolution(call)
-    if call.target is aten.convolution_backward.default:
-        return _convolution_backward(call)
-    if call.target is aten._scaled_dot_product_flash_attention_for_cpu.default:
-        return _attention(call)
-    return []
+    count = WITH_WORKSPACES.get(call.target)
+    return count(call) if count is not None else []
 
 
 def _convolution(call: Call) -> list[Index]:
@@ -63,6 +60,10 @@ FEW = 4
 """Channels of an image that oneDNN reads as it is."""
 
 
+NARROW = 3
+"""The side of a kernel of one channel whose gradient oneDNN computes as it lies; larger ones get whole blocks."""
+
+
 def _convolution_backward(call: Call) -> list[Index]:
     gradient, image, weight = call.args[:3]
     if not all(isinstance(x, Ref) for x in (gradient, image, weight)) or call.results[1] is None:
@@ -73,7 +74,8 @@ def _convolution_backward(call: Call) -> list[Index]:
     own, turned = product(weight.sizes) * size, _of_weight(weight, groups) * size
     assert of_weight is not None
     if _has_channels_last(image):
-        return [kept + turned + own * 2]
+        wide = groups != 1 and any(n.typical > NARROW for n in weight.sizes[2:])
+        return [kept + own * (_block() ** 2 if wide else 1) + own * 2, kept + turned + own * 2]
     given, read = (_blocked(x.sizes) * size for x in (gradient, image))
     later = [kept + given + read + turned, kept + turned + own]
     return later if of_image is None else [given + turned + read, read + kept, *later]
@@ -117,3 +119,11 @@ def _filled(channels: Index) -> Index:
 @functools.cache
 def _block() -> int:
     return BLOCK.get(torch.backends.cpu.get_cpu_capability(), 8)
+
+
+WITH_WORKSPACES: dict[Any, Callable[[Call], list[Index]]] = {
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+}
+"""What counts them, by op."""

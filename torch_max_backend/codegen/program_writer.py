@@ -55,8 +55,15 @@ class WrittenProgram:
     """For a GPU, the threads of a block by kernel."""
     strides: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Of outputs that may lie in memory in any way, by position."""
-    peaks: tuple[Any, ...] = ()
-    """Bytes, in torch's expressions: the greatest is the most that the program has allocated at once."""
+    totals: tuple[Index, ...] = ()
+    """Bytes: the greatest is the most that the program has allocated at once."""
+    meanings: Mapping[Sym, Any] = field(default_factory=dict)
+    """Torch's expressions for the symbols in them."""
+
+    @property
+    def peaks(self) -> tuple[Any, ...]:
+        """The totals in torch's expressions."""
+        return tuple(expression_of(total, dict(self.meanings)) for total in self.totals)
 
 
 def write_program(
@@ -261,7 +268,8 @@ class _Writer:
             self.source.text(),
             symbols,
             strides=self._free_strides(),
-            peaks=self._peaks(),
+            totals=self._totals(),
+            meanings=self.plan.program.symbols,
         )
 
     def _free_strides(self) -> dict[int, tuple[int, ...]]:
@@ -276,10 +284,9 @@ class _Writer:
         self.alive.add(name)
         self.ledger.take(name, _room(*self._layout(name)) * d.dtype.itemsize)
 
-    def _peaks(self) -> tuple[Any, ...]:
+    def _totals(self) -> tuple[Index, ...]:
         """Totals of which the greatest is the most that is allocated at once; the block is there all the time."""
-        totals = [self.block + peak for peak in self.ledger.peaks or [Index.of(0)]]
-        return tuple(expression_of(total, self.plan.program.symbols) for total in totals)
+        return tuple(self.block + peak for peak in self.ledger.peaks or [Index.of(0)])
 
     def _placed(self, nests: list[Nest], first: int) -> dict[str, Extent]:
         """Where all lies that nests touch, of which the first is step ``first``; with room for what they write."""
@@ -490,7 +497,15 @@ class _GridWriter(_Writer):
         sites = self._sites() if self.check_indices and ERRORS in self.dtypes else ()
         collectives = collectives_of(self.plan.steps)
         spec = ProgramSpec(text, self.values, tuple(self.segments), *counts, (self.gpu,), sites, collectives)
-        return WrittenProgram(spec, self.grid.text(), symbols, self.grid.threads, self._free_strides(), self._peaks())
+        return WrittenProgram(
+            spec,
+            self.grid.text(),
+            symbols,
+            self.grid.threads,
+            self._free_strides(),
+            self._totals(),
+            self.plan.program.symbols,
+        )
 
     def _sites(self) -> tuple[Site, ...]:
         """The program's sites for the words that a GPU reports: an index and the number of elements.
