@@ -79,17 +79,20 @@ def test_asking_takes_keyword_arguments_and_symbolic_sizes() -> None:
     assert [n - storage - w.nbytes for n in needed] == [3 * MIB, 3 * MIB // 2, 3 * MIB // 4]
 
 
+@pytest.mark.any_runner("nothing is compiled")
 @pytest.mark.parametrize("given", [softmaxed, torch.nn.Linear(2, 2), 3])
 def test_asking_of_what_is_not_compiled(given: Any) -> None:
     with pytest.raises(AdmissionError, match=r"compiled is .*: expected what torch\.compile"):
         admission(given, *inputs())
 
 
+@pytest.mark.any_runner("there is no graph")
 def test_asking_of_a_function_without_a_graph() -> None:
     with pytest.raises(AdmissionError, match=r"called with 1 argument.* it reached no graph of max_backend"):
         admission(compiled_with(lambda x: 3), torch.ones(2))
 
 
+@pytest.mark.any_runner("nothing runs")
 def test_programs_cannot_catch_the_question() -> None:
     """It ends the call whatever the program does with errors of its own."""
 
@@ -144,6 +147,7 @@ def test_strict_mode_raises_whatever_else_would_fit() -> None:
         compiled(x, w)
 
 
+@pytest.mark.any_runner("the budget is looked at")
 def test_a_budget_by_its_variable_and_as_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = inputs()
     monkeypatch.setattr(device_memory, "total", lambda device: 10 * MIB)
@@ -152,6 +156,7 @@ def test_a_budget_by_its_variable_and_as_a_share(monkeypatch: pytest.MonkeyPatch
         compiled_with()(x, w)
 
 
+@pytest.mark.any_runner("whoever runs it, memory is the same to the judge")
 def test_symbolic_sizes_are_admitted_up_to_the_budget_and_not_beyond() -> None:
     """One compile: calls grow until they are refused, and memory never exceeds the budget."""
     w, budget = torch.randn(1024, 1024), 10 * MIB
@@ -169,6 +174,7 @@ def test_symbolic_sizes_are_admitted_up_to_the_budget_and_not_beyond() -> None:
 
 
 @pytest.mark.sampled
+@pytest.mark.any_runner("calls are counted")
 def test_nothing_is_judged_twice_without_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[tuple[int, ...]] = []
     judge = gate.MemoryGate.judge
@@ -205,6 +211,7 @@ def test_a_device_that_is_full_is_told_of_and_the_call_is_made(
 
 
 # -- what is judged ------------------------------------------------------------------------------------------------
+@pytest.mark.any_runner("arguments are counted")
 def test_views_and_repeated_arguments_count_once() -> None:
     w = torch.randn(1024, 1024)
     decision = admission(compiled_with(lambda a, b: (a @ b).relu(), memory_budget="1GiB"), w, w.t())
@@ -212,6 +219,7 @@ def test_views_and_repeated_arguments_count_once() -> None:
 
 
 @pytest.mark.sampled
+@pytest.mark.any_runner("whoever runs it, the estimate holds")
 def test_a_backward_frees_what_its_forward_saved() -> None:
     torch.manual_seed(0)
     layers = torch.nn.Sequential(*(m for _ in range(4) for m in (torch.nn.Linear(64, 64), torch.nn.GELU())))
@@ -234,6 +242,7 @@ def test_a_backward_frees_what_its_forward_saved() -> None:
 
 
 @pytest.mark.sampled
+@pytest.mark.any_runner("such a region counts as if torch ran it")
 def test_a_region_of_max_counts_op_by_op() -> None:
     x, w = inputs()
     decision = admission(compiled_with(lambda x, w: ((x @ w) + 1).relu(), executor="graph", memory_budget="1GiB"), x, w)
@@ -250,6 +259,7 @@ def own_graphs(before: int) -> list[Any]:
     return list(loaded().graphs[before:])
 
 
+@pytest.mark.any_runner("constants are the graph's")
 def test_constants_are_given_back_and_loaded_again() -> None:
     x = torch.randn(512, 512)
     compiled = compiled_with(masked)
@@ -286,6 +296,7 @@ def test_graphs_that_were_not_called_for_longest_make_room() -> None:
     torch.testing.assert_close(every[1](x), functions[1](x))
 
 
+@pytest.mark.any_runner("graphs are counted")
 def test_a_graph_that_is_gone_is_not_counted() -> None:
     compiled = compiled_with(masked)
     compiled(torch.randn(512, 512))

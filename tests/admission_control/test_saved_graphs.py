@@ -9,7 +9,11 @@ import pytest
 
 from tests.support.processes import Processes
 
-pytestmark = [pytest.mark.own_processes, pytest.mark.sampled]
+pytestmark = [
+    pytest.mark.own_processes,
+    pytest.mark.sampled,
+    pytest.mark.any_runner("the processes are others"),
+]
 
 PROGRAM = """
 import json, sys, torch
