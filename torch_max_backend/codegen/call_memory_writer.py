@@ -46,13 +46,18 @@ class CallMemoryWriter:
 
     Args:
         freed: Arguments, by name, that nobody else holds, as what a backward gets of its forward.
-        text: Gives the Python text of an expression in symbolic sizes; raises ``KeyError`` for a symbol that no
-            argument gives.
+        text: Gives the Python text of an expression in symbolic sizes.
+        is_given: Whether an argument gives a symbol.
     """
 
-    def __init__(self, freed: Iterable[tuple[str, fx.Node]], text: Callable[[sympy.Basic], str]) -> None:
+    def __init__(
+        self,
+        freed: Iterable[tuple[str, fx.Node]],
+        text: Callable[[sympy.Basic], str],
+        is_given: Callable[[sympy.Basic], bool],
+    ) -> None:
         self.ledgers: dict[str, Ledger] = {}
-        self.text = text
+        self.text, self.is_given = text, is_given
         self.devices: dict[str, set[str]] = {}
         self.names: dict[fx.Node, str] = {}
         for name, node in freed:
@@ -99,10 +104,8 @@ class CallMemoryWriter:
 
     def _text(self, total: Any) -> str:
         expr = sympy.sympify(total)
-        try:
-            return self.text(expr)
-        except KeyError:  # a size that depends on data counts as it was traced
-            return self.text(expr.xreplace({s: sympy.Integer(NO_HINT) for s in expr.free_symbols}))
+        unknown = {s: sympy.Integer(NO_HINT) for s in expr.free_symbols if not self.is_given(s)}
+        return self.text(expr.xreplace(unknown))
 
 
 NO_HINT = 256

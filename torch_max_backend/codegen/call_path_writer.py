@@ -149,7 +149,7 @@ class _Writer:
         self._emit(f"return ({', '.join(outputs)}{',' if outputs else ''})")
         self.key = self._sizes_known_at_first()
         self.freed = self._freed()
-        self.memory = CallMemoryWriter(self.freed, self._size_text)
+        self.memory = CallMemoryWriter(self.freed, self._size_text, lambda s: self.symbols.get(s) in self.key)
         mutable = [p.node for r in self.plan.regions for p in r.inputs if p.mutable]
         is_plain = not mutable and not written and self._are_new(results.args[0])
         plain = (len(self.placeholders), len(outputs)) if is_plain else None
@@ -177,14 +177,7 @@ class _Writer:
         return tuple(name for name in self.symbol_lines if name in names)
 
     def _size_text(self, expr: sympy.Basic) -> str:
-        """Python text of an expression in those symbols alone.
-
-        Raises:
-            KeyError: It has another one.
-        """
-        known = {s: self.symbols[s] for s in expr.free_symbols}
-        if unknown := [name for name in known.values() if name not in self.key]:
-            raise KeyError(unknown[0])
+        """Python text of an expression that no line of the call path reads."""
         reads, self.reads = self.reads, set()
         try:
             return self._expr(expr)

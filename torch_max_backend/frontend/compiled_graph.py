@@ -108,7 +108,7 @@ class CompiledGraph(OutputCode):
 
     def _run_by(self, call: Callable[[list[Any]], Any], spec: CallSpec, gate: MemoryGate) -> None:
         self.direct, self.plain = getattr(call, "direct", None), spec.plain
-        if self.saved is not None and hasattr(call, "source") and not isinstance(call, RecordedProgram | Replayed):
+        if self.saved is not None and not isinstance(call, RecordedProgram | Replayed):
             gate.reload_from(self.saved.spec)  # what is recorded reads its constants where they are
         self.call = call
         made = graphs_of_trace.get()
