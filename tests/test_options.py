@@ -60,6 +60,9 @@ def test_defaults() -> None:
         ("compile_workers", 3, 3),
         ("profile", True, True),
         ("verbose", True, True),
+        ("memory_budget", "4GiB", "4GiB"),
+        ("memory_budget", " 60 % ", " 60 % "),
+        ("memory_budget", "", ""),
     ],
 )
 def test_given_values(name: str, value: Any, expected: Any) -> None:
@@ -141,6 +144,13 @@ def test_unknown_mode_names_the_nearest(mode: str, nearest: str) -> None:
         ("torch_executed_ops", "aten.add", "expected a list of op names"),
         ("torch_executed_ops", 5, "expected a list of op names"),
         ("torch_executed_ops", None, "expected a list of op names"),
+        ("memory_budget", 4096, "expected str"),
+        ("memory_budget", "lots", 'expected "4GiB", "512MB", a number of bytes, or a share of the device as "60%"'),
+        ("memory_budget", "4 GX", 'expected "4GiB"'),
+        ("memory_budget", "-1GiB", 'expected "4GiB"'),
+        ("memory_budget", "0", "must be at least 1 byte"),
+        ("memory_budget", "0%", "a share must be above 0% and at most 100%"),
+        ("memory_budget", "120%", "a share must be above 0% and at most 100%"),
     ],
 )
 def test_wrong_values_are_named(name: str, value: Any, text: str) -> None:
@@ -202,6 +212,7 @@ def test_unset_switch_is_off() -> None:
         ("MIN_BLOCK_SIZE", "", "expected an integer"),
         ("MIN_BLOCK_SIZE", "0", "must be at least 1"),
         ("FALLBACK", "Error", "use one of eager, error.*did you mean 'error'"),
+        ("MEMORY_BUDGET", "much", 'expected "4GiB"'),
     ],
 )
 def test_wrong_variables_are_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str) -> None:

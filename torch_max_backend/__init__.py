@@ -29,6 +29,9 @@ if _wants_beartype():
     beartype_this_package(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as for a type checker
 
 if TYPE_CHECKING:
+    from torch_max_backend.admission_control.asking import admission
+    from torch_max_backend.admission_control.decision import Admit, NotAdmittedError, Reject
+    from torch_max_backend.admission_control.loaded import loaded
     from torch_max_backend.aten_functions.registry import map_to
     from torch_max_backend.backend import max_backend
     from torch_max_backend.base.errors import MaxBackendError, Unsupported
@@ -43,11 +46,16 @@ if TYPE_CHECKING:
 
 # Loaded on first use: a compile worker imports this package, and must not pay for torch.
 _WHERE = {
+    "Admit": "admission_control.decision",
     "MaxBackendError": "base.errors",
+    "NotAdmittedError": "admission_control.decision",
+    "Reject": "admission_control.decision",
     "Unsupported": "base.errors",
+    "admission": "admission_control.asking",
     "compile_together": "compile.compiler",
     "get_accelerators": "runtime.session",
     "kernel_times": "diagnostics.kernel_times",
+    "loaded": "admission_control.loaded",
     "map_to": "aten_functions.registry",
     "max_backend": "backend",
     "mojo_op": "ops.mojo_op",
@@ -58,11 +66,16 @@ _WHERE = {
 }
 
 __all__ = [
+    "Admit",
     "MaxBackendError",
+    "NotAdmittedError",
+    "Reject",
     "Unsupported",
+    "admission",
     "compile_together",
     "get_accelerators",
     "kernel_times",
+    "loaded",
     "map_to",
     "max_backend",
     "mojo_op",

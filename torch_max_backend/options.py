@@ -11,10 +11,11 @@ import difflib
 import functools
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
+from torch_max_backend.base import byte_sizes
 from torch_max_backend.base.errors import OptionError
 
 PREFIX = "TORCH_MAX_BACKEND_"
@@ -25,8 +26,10 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
-def _option(default: Any, meaning: str, *, least: int | None = None) -> Any:
-    return field(default=default, metadata={"meaning": meaning, "least": least})
+def _option(
+    default: Any, meaning: str, *, least: int | None = None, check: Callable[[str], object] | None = None
+) -> Any:
+    return field(default=default, metadata={"meaning": meaning, "least": least, "check": check})
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,13 @@ class Options:
         "and is slowest; -1 means 60, or 25 where device graphs are recorded first. Read when a process first uses a "
         "GPU.",
         least=-1,
+    )
+    memory_budget: str = _option(
+        "",
+        "What a call may have in memory at its peak, on each device: '4GiB', '512MB', bytes, or a share of the device "
+        "as '60%'; empty is no budget. A call that needs more runs op by op, or raises torch's OutOfMemoryError before "
+        "it begins (docs/admission.md).",
+        check=byte_sizes.parse,
     )
     check_indices: bool = _option(
         True,
@@ -185,6 +195,12 @@ def _checked(name: str, value: Any, source: str) -> Any:
         raise OptionError(f"{source} is {value!r}: expected {kind.__name__}")
     if least is not None and value < least:
         raise OptionError(f"{source} is {value}: must be at least {least}")
+    check = FIELDS[name].metadata["check"]
+    if check is not None and value:
+        try:
+            check(value)
+        except ValueError as error:
+            raise OptionError(f"{source} is {value!r}: {error}") from None
     return value
 
 

@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "page",
     [
         *WITH_CODE,
-        *("docs/patching.md", "docs/quantisation.md", "docs/control-flow.md"),
+        *("docs/admission.md", "docs/control-flow.md", "docs/patching.md", "docs/quantisation.md"),
         pytest.param("docs/training.md", marks=pytest.mark.full),
     ],
 )

@@ -30,6 +30,7 @@ from torch_max_backend.capture.fake_tensors import (
 )
 from torch_max_backend.capture.inlining import name_of
 from torch_max_backend.capture.joint_graph import SAVED_FROM
+from torch_max_backend.codegen.call_memory_writer import NOTHING, CallMemoryWriter, Effect, node_peaks, region_peaks
 from torch_max_backend.codegen.program_writer import WrittenProgram
 from torch_max_backend.codegen.region_spec import region_spec
 from torch_max_backend.options import Options
@@ -122,7 +123,7 @@ class _Writer:
         self.static_nodes = {n for i, n in enumerate(self.placeholders) if i in static}
         self.symbols: dict[Expr, str] = {}
         self.symbol_lines: dict[str, str] = {}
-        self.lines: list[tuple[str, set[str]]] = []  # text, names it reads
+        self.lines: list[tuple[str, set[str], Effect]] = []  # text, names it reads, what it does to memory
         self.reads: set[str] = set()
         for node in self.placeholders:
             self._learn_symbols(node)
@@ -130,6 +131,7 @@ class _Writer:
             if node.op == "get_attr":
                 found = subgraphs.get(str(node.target))
                 self.names[node] = self._global("c", _attribute(gm, str(node.target)) if found is None else found)
+        self.constants = tuple(name for name, v in self.values.items() if isinstance(v, torch.Tensor))
 
     # -- text --------------------------------------------------------------------------------------------------
     def write(self) -> CallSpec:
@@ -150,13 +152,18 @@ class _Writer:
         outputs = [self._output(o) for o in results.args[0]]
         self.raises = self.check_indices and any(spec.gpus for spec in self.regions)
         if self.raises:
-            self.lines.append(("raise_reported()", set()))
+            self.lines.append(("raise_reported()", set(), NOTHING))
         self._emit(f"return ({', '.join(outputs)}{',' if outputs else ''})")
+        self.key = self._sizes_known_at_first()
+        self.freed = self._freed()
+        self.memory = CallMemoryWriter(self.freed, self._size_text, lambda s: self.symbols.get(s) in self.key)
         mutable = [p.node for r in self.plan.regions for p in r.inputs if p.mutable]
         is_plain = not mutable and not written and self._are_new(results.args[0])
         plain = (len(self.placeholders), len(outputs)) if is_plain else None
+        source = self._assemble(plain is not None)
+        own = [self.values[name] for name in self.constants]
         return CallSpec(
-            self._assemble(plain is not None),
+            source,
             tuple(self.regions),
             self.values,
             self.profiled,
@@ -167,7 +174,29 @@ class _Writer:
             plain,
             len(outputs),
             self._unrecordable(results),
+            self.memory.memory(self.key, own),
+            self.constants,
         )
+
+    def _sizes_known_at_first(self) -> tuple[str, ...]:
+        """The names of the integers among the symbols that arguments give: what a call's memory depends on."""
+        names = {name: expr for expr, name in self.symbols.items() if expr.is_integer}
+        return tuple(name for name in self.symbol_lines if name in names)
+
+    def _size_text(self, expr: sympy.Basic) -> str:
+        """Python text of an expression that no line of the call path reads."""
+        reads, self.reads = self.reads, set()
+        try:
+            return self._expr(expr)
+        finally:
+            self.reads = reads
+
+    def _freed(self) -> list[tuple[str, fx.Node]]:
+        """Arguments that end with their last use: what a backward gets that its forward has computed."""
+        if not any(str(n.target).startswith("tangents") for n in self.placeholders):
+            return []
+        kept = ("primals", "tangents")
+        return [(self.names[n], n) for n in self.placeholders if not str(n.target).startswith(kept)]
 
     def _unrecordable(self, results: fx.Node) -> str:
         """Why torch's CUDA graphs cannot hold the call; empty if they can.
@@ -218,24 +247,41 @@ class _Writer:
         return frozenset(index[n] for n in nodes if n in index)
 
     def _assemble(self, is_plain: bool) -> str:
-        used = set().union(*(reads for _, reads in self.lines))
+        used = set().union(*(reads for _, reads, _ in self.lines)) | {*self.key}
         last: dict[str, int] = {}
-        for i, (_, reads) in enumerate(self.lines):
+        for i, (_, reads, _) in enumerate(self.lines):
             last.update(dict.fromkeys(reads, i))
-        body = ["    raise_reported()"] if self.raises else []
-        body += [f"    {line}" for name, line in self.symbol_lines.items() if name in used]
-        for i, (text, reads) in enumerate(self.lines):
+        first = ["    raise_reported()"] if self.raises else []
+        first += [f"    {line}" for name, line in self.symbol_lines.items() if name in used]
+        body: list[str] = []
+        for i, (text, reads, effect) in enumerate(self.lines):
             body.append(f"    {text}")
             dead = sorted(r for r in reads if last[r] == i and r[0] in "av" and not text.startswith("return"))
             if dead:
                 body.append(f"    del {', '.join(dead)}")
+            self.memory.note(effect, dead)
         arguments = ", ".join(self.names[n] for n in self.placeholders)
-        head = ["def call(args):", *([f"    {arguments}, = args"] if arguments else []), "    args.clear()"]
-        direct = [f"def direct({arguments}):", *body] if is_plain else []
-        return "\n".join(head + body + direct) + "\n"
+        unpacked = [f"    {arguments}, = args"] if arguments else []
+        forgotten = [f"del {arguments}"] if arguments and self.freed else []
+        gate = self._gate("args", [*forgotten, "return other(args)"])
+        own = [f"    {', '.join(self.constants)}, = constants()"] if self.constants else []
+        call = ["def call(args):", *unpacked, *first, *gate, "    args.clear()", *own, *body]
+        gate = self._gate(f"[{arguments}]", [f"return other([{arguments}])"])
+        direct = [f"def direct({arguments}):", *first, *gate, *own, *body] if is_plain else []
+        return "\n".join(call + direct) + "\n"
 
-    def _emit(self, text: str) -> None:
-        self.lines.append((text, self.reads))
+    def _gate(self, arguments: str, otherwise: Sequence[str]) -> list[str]:
+        """What asks for admission, where somebody judges and has not admitted a call with these sizes."""
+        key = f"({', '.join(self.key)}{',' if len(self.key) == 1 else ''})"
+        return [
+            f"    if admitted is not None and {key} not in admitted:",
+            f"        other = judge({key}, {arguments})",
+            "        if other is not None:",
+            *(f"            {line}" for line in otherwise),
+        ]
+
+    def _emit(self, text: str, effect: Effect = NOTHING) -> None:
+        self.lines.append((text, self.reads, effect))
         self.reads = set()
 
     def _global(self, prefix: str, value: Any) -> str:
@@ -313,8 +359,7 @@ class _Writer:
             text += f", {self._exprs(region.carriers)}, {self._exprs(region.scalars)}"
         for port in region.outputs:
             self.names[port.node] = f"v{len(self.names)}"
-        targets = "".join(f"{self.names[p.node]}, " for p in region.outputs)
-        self._emit(f"{targets}= {function}({text})" if targets else f"{function}({text})")
+        self._call_of(region, f"{function}({text})", region_peaks(region))
         for port in region.outputs:
             self._give_strides(port)
 
@@ -325,11 +370,16 @@ class _Writer:
         text = ", ".join([*(self._name(p.node) for p in region.inputs), *map(self._expr, program.symbols)])
         for port in region.outputs:
             self.names[port.node] = f"v{len(self.names)}"
-        targets = "".join(f"{self.names[p.node]}, " for p in region.outputs)
-        self._emit(f"{targets}= {function}({text})" if targets else f"{function}({text})")
+        self._call_of(region, f"{function}({text})", program.peaks)
         for k, port in enumerate(region.outputs):
             if k not in program.strides:
                 self._give_strides(port)
+
+    def _call_of(self, region: Region, call: str, peaks: tuple[Any, ...]) -> None:
+        made = tuple((self.names[p.node], p.node) for p in region.outputs)
+        targets = "".join(f"{name}, " for name, _ in made)
+        device = next((str(t.device) for n in region.nodes for t in tensors_of(value_of(n))), "cpu")
+        self._emit(f"{targets}= {call}" if targets else call, Effect(made, True, peaks, device))
 
     def _give_strides(self, port: Port) -> None:
         """From the memory order that the region returns to the strides that torch promises."""
@@ -354,7 +404,8 @@ class _Writer:
             self.profiled[function] = f"torch {node.target}"
         args = [self._argument(a) for a in node.args] + [f"{k}={self._argument(v)}" for k, v in node.kwargs.items()]
         self.names[node] = f"v{len(self.names)}"
-        self._emit(f"{self.names[node]} = {function}({', '.join(args)})")
+        made = ((self.names[node], node),)
+        self._emit(f"{self.names[node]} = {function}({', '.join(args)})", Effect(made, peaks=node_peaks(node)))
         known = set(self.symbols)
         self._learn_symbols(node)
         for symbol in [s for s in self.symbols if s not in known]:  # data-dependent: known only from here on

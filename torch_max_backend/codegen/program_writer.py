@@ -12,14 +12,17 @@ import torch
 
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.index_sites import Site
+from torch_max_backend.codegen import library_workspaces
 from torch_max_backend.codegen.collective_signatures import collectives_of
 from torch_max_backend.codegen.grid_source import GridSource
 from torch_max_backend.codegen.kernel_writer import KernelWriter
+from torch_max_backend.codegen.memory_ledger import Ledger
 from torch_max_backend.codegen.memory_traffic import bytes_of
 from torch_max_backend.codegen.source import ERRORS, Extent, Slot, Source, touched
 from torch_max_backend.loops.expr import Checked, Load, loads, walk
 from torch_max_backend.loops.index import Atom, Div, Index, Least, Mod, Product, Sym, greatest, product
 from torch_max_backend.loops.program import Call, Ref
+from torch_max_backend.loops.symbols import expression_of
 from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.grid_program import ALIGNMENT as GRID_ALIGNMENT
 from torch_max_backend.runtime.grid_program import GridSegmentSpec
@@ -52,6 +55,15 @@ class WrittenProgram:
     """For a GPU, the threads of a block by kernel."""
     strides: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Of outputs that may lie in memory in any way, by position."""
+    totals: tuple[Index, ...] = ()
+    """Bytes: the greatest is the most that the program has allocated at once."""
+    meanings: Mapping[Sym, Any] = field(default_factory=dict)
+    """Torch's expressions for the symbols in them."""
+
+    @property
+    def peaks(self) -> tuple[Any, ...]:
+        """The totals in torch's expressions."""
+        return tuple(expression_of(total, dict(self.meanings)) for total in self.totals)
 
 
 def write_program(
@@ -110,6 +122,7 @@ class _Writer:
         self.launches, self.moved = 0, 0
         self.calls: list[str] = []
         self.alive: set[str] = set()
+        self.ledger = Ledger(Index.of(0))
 
     # -- memory ------------------------------------------------------------------------------------------------
     def _needed_as_tensors(self) -> set[str]:
@@ -255,6 +268,8 @@ class _Writer:
             self.source.text(),
             symbols,
             strides=self._free_strides(),
+            totals=self._totals(),
+            meanings=self.plan.program.symbols,
         )
 
     def _free_strides(self) -> dict[int, tuple[int, ...]]:
@@ -267,6 +282,11 @@ class _Writer:
         sizes, strides = map(self._tuple, self._layout(name))
         self.lines.append(f"{name} = empty({sizes}, {strides}, {dtype})")
         self.alive.add(name)
+        self.ledger.take(name, _room(*self._layout(name)) * d.dtype.itemsize)
+
+    def _totals(self) -> tuple[Index, ...]:
+        """Totals of which the greatest is the most that is allocated at once; the block is there all the time."""
+        return tuple(self.block + peak for peak in self.ledger.peaks or [Index.of(0)])
 
     def _placed(self, nests: list[Nest], first: int) -> dict[str, Extent]:
         """Where all lies that nests touch, of which the first is step ``first``; with room for what they write."""
@@ -299,6 +319,7 @@ class _Writer:
         for name in used:
             if name in self.reused and name not in self.alive:
                 self.lines.append(f"{name} = {self._root(name)}")
+                self.ledger.share(name, self._root(name))
                 self.alive.add(name)
         if ERRORS in used:
             self._check()
@@ -391,7 +412,18 @@ class _Writer:
                     f"if {r.name}.stride() != {stride}: {r.name} = as_planned({r.name}, {size}, {stride})"
                 )
         self.calls.append(f"{call.library} {call.target}")
+        self._account(call)
         self.alive |= {r.name for r in call.results if r}
+
+    def _account(self, call: Call) -> None:
+        """What a library call returns, and what it needs until then."""
+        for total in self._workspaces(call):
+            self.ledger.reach(self.ledger.now + total)
+        for r in filter(None, call.results):
+            self.ledger.take(r.name, product(r.sizes) * r.dtype.itemsize)
+
+    def _workspaces(self, call: Call) -> list[Index]:
+        return library_workspaces.totals(call)
 
     def _argument(self, x: Any) -> str:
         if isinstance(x, Ref):
@@ -416,6 +448,8 @@ class _Writer:
         leaving = {*self.outputs, *(s for _, s in self.plan.program.stores)}
         dead = sorted(n for n in self.alive - leaving if self.last.get(n, -1) <= k)
         self.lines += [f"del {n}" for n in dead]
+        for name in dead:
+            self.ledger.drop(name)
         self.alive -= {*dead}
 
 
@@ -448,6 +482,10 @@ class _GridWriter(_Writer):
         call = [f"segment{number}(address_of(words), stream({self.gpu}))"]
         self._ranged(call, lambda: f"{launches[0].kernel} {_ops(nests)}".strip(), self._traffic(nests))
 
+    def _workspaces(self, call: Call) -> list[Index]:
+        """Those of libraries on a GPU are not known."""
+        return []
+
     def _errors(self) -> str:
         return f"{ERRORS}.data_ptr()" if self.check_indices else "0"
 
@@ -459,7 +497,15 @@ class _GridWriter(_Writer):
         sites = self._sites() if self.check_indices and ERRORS in self.dtypes else ()
         collectives = collectives_of(self.plan.steps)
         spec = ProgramSpec(text, self.values, tuple(self.segments), *counts, (self.gpu,), sites, collectives)
-        return WrittenProgram(spec, self.grid.text(), symbols, self.grid.threads, self._free_strides())
+        return WrittenProgram(
+            spec,
+            self.grid.text(),
+            symbols,
+            self.grid.threads,
+            self._free_strides(),
+            self._totals(),
+            self.plan.program.symbols,
+        )
 
     def _sites(self) -> tuple[Site, ...]:
         """The program's sites for the words that a GPU reports: an index and the number of elements.
@@ -557,6 +603,14 @@ def _names(nest: Nest) -> list[str]:
 
 def _written(nest: Nest) -> list[str]:
     return [s.name for stage in nest.stages for s in stage.statements if s.address is not None]
+
+
+def _room(sizes: Sequence[Index], strides: Sequence[Index]) -> Index:
+    """How many elements torch's allocator gives a tensor: more than it has where rows have gaps between them."""
+    dense = product(sizes)
+    if any(n == 0 for n in sizes) or not dense.is_constant or not all(s.is_constant for s in strides):
+        return dense
+    return Index.of(1) + sum(((n - 1) * s for n, s in zip(sizes, strides, strict=True)), Index.of(0))
 
 
 def _dense(sizes: Sequence[Index], order: tuple[int, ...]) -> list[Index]:

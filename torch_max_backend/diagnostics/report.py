@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from torch_max_backend.admission_control.gate import GraphAdmission
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.partition.island import Island
 from torch_max_backend.runtime.program import ProgramSpec
@@ -36,7 +37,8 @@ class GraphReport:
     """One compiled FX graph. ``compile_id`` is torch's name for it (``1/0``), which ``TORCH_LOGS`` prints too.
 
     ``warm`` says that the graph came from AOTAutograd's cache: it was neither traced nor lowered in this process.
-    ``programs`` are those regions that are programs of generated kernels; MAX compiled the others.
+    ``programs`` are those regions that are programs of generated kernels; MAX compiled the others. ``admission`` is
+    what was judged of the graph's calls so far: the latest estimates, and a rejection.
     """
 
     compile_id: str
@@ -46,6 +48,7 @@ class GraphReport:
     stats: CompileStats
     warm: bool = False
     programs: tuple[ProgramReport, ...] = ()
+    admission: GraphAdmission = field(default_factory=GraphAdmission, compare=False)
 
     @property
     def kernels(self) -> int:
@@ -95,6 +98,7 @@ class GraphReport:
         return (
             f"graph {self.compile_id} of {self.nodes} nodes: {self._parts()} with {self.max_nodes} nodes, "
             f"{len(self.islands)} island op(s){_named(self.island_ops)}, {s.hits} from the cache, {how}"
+            + "".join(f", rejected: {rejection.reason}" for rejection in self.admission.rejected)
         )
 
     def _parts(self) -> str:

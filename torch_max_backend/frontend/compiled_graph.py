@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torch_max_backend.admission_control.gate import GraphAdmission, MemoryGate, OpByOp
 from torch_max_backend.compile.cache.configured_store import store_for
 from torch_max_backend.compile.cache.store import Entry
 from torch_max_backend.compile.stats import CompileStats
@@ -21,8 +22,10 @@ from torch_max_backend.diagnostics.report import GraphReport, record
 from torch_max_backend.frontend import cache_artifacts
 from torch_max_backend.frontend.warm_start import graphs_of_trace, options_of_call
 from torch_max_backend.options import Options
+from torch_max_backend.runtime.call_memory import CallMemory
 from torch_max_backend.runtime.call_path import Artifact, CallSpec, NotSavableError
-from torch_max_backend.runtime.cuda_graphs.replay import with_replay
+from torch_max_backend.runtime.cuda_graphs.recorded_program import RecordedProgram
+from torch_max_backend.runtime.cuda_graphs.replay import Replayed, with_replay
 from torch_max_backend.runtime.cuda_launch import CUBIN, LAUNCHER
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import LIBRARY, ProgramSpec, load_library
@@ -42,12 +45,14 @@ class SavedGraph:
     """What a compiled graph is made of: its call path, the keys of its regions in the store, its report.
 
     Behind the keys of its own regions are those of the graphs that its call path chooses between or repeats.
+    ``op_by_op`` is the call path on which torch runs the graph's ops, and what that allocates, if it could be written.
     """
 
     spec: bytes
     keys: tuple[str, ...]
     report: GraphReport
     options: Options
+    op_by_op: tuple[bytes, CallMemory] | None = None
 
 
 class MissingRegionsError(Exception):
@@ -83,23 +88,32 @@ class CompiledGraph(OutputCode):
         report: GraphReport,
         options: Options,
         unsaved_because: str = "",
+        op_by_op: CallSpec | None = None,
     ) -> None:
-        """Take the models. A call that is under way ends as it began. With a reason, the graph is not kept."""
-        call = with_replay(spec, models, options)
+        """Take the models. A call that is under way ends as it began. With a reason, the graph is not kept.
+
+        ``op_by_op`` is the graph as torch runs it, for calls that are not admitted.
+        """
+        path = OpByOp(op_by_op, op_by_op.memory) if op_by_op is not None else None
+        gate = MemoryGate(report.compile_id, spec.memory, path, options, report.admission)
+        call = with_replay(spec, models, options, gate)
         record(report)
         log.info("%s\n%s", report.summary(), spec.source)
         self.unsaved_because = unsaved_because
         if not unsaved_because:
             try:
                 keys = [*report.stats.keys, *(key for part in _parts(spec) if part.saved for key in part.saved.keys)]
-                self.saved = SavedGraph(spec.dumps(), tuple(keys), report, options)
+                kept = dataclasses.replace(report, admission=GraphAdmission())
+                self.saved = SavedGraph(spec.dumps(), tuple(keys), kept, options, _dumped(path))
                 cache_artifacts.note(self.saved.keys, options)
             except NotSavableError as error:
                 self.unsaved_because = str(error)
-        self._run_by(call, spec)
+        self._run_by(call, spec, gate)
 
-    def _run_by(self, call: Callable[[list[Any]], Any], spec: CallSpec) -> None:
+    def _run_by(self, call: Callable[[list[Any]], Any], spec: CallSpec, gate: MemoryGate) -> None:
         self.direct, self.plain = getattr(call, "direct", None), spec.plain
+        if self.saved is not None and not isinstance(call, RecordedProgram | Replayed):
+            gate.reload_from(self.saved.spec)  # what is recorded reads its constants where they are
         self.call = call
         made = graphs_of_trace.get()
         if made is not None:
@@ -152,12 +166,16 @@ class CompiledGraph(OutputCode):
         for part in _parts(spec):
             assert part.saved is not None
             part._load(part.saved, options=dataclasses.replace(options, device_graphs=False))
-        self._run_by(with_replay(spec, models_of(saved, spec, options), options), spec)
         cache_artifacts.note(saved.keys, options)
         count = len(spec.regions)
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
         stats = CompileStats(count, saved.report.stats.programs, hits=count, keys=list(saved.keys[:count]))
-        report = dataclasses.replace(saved.report, compile_id=compile_id, stats=stats, warm=True)
+        report = dataclasses.replace(
+            saved.report, compile_id=compile_id, stats=stats, warm=True, admission=GraphAdmission()
+        )
+        path = OpByOp(*saved.op_by_op) if saved.op_by_op is not None else None
+        gate = MemoryGate(compile_id, spec.memory, path, options, report.admission)
+        self._run_by(with_replay(spec, models_of(saved, spec, options), options, gate), spec, gate)
         record(report)
         log.info("%s\n%s", report.summary(), spec.source)
         if report.islands:
@@ -167,6 +185,17 @@ class CompiledGraph(OutputCode):
 def _parts(spec: CallSpec) -> list[CompiledGraph]:
     """The graphs that a call path chooses between or repeats."""
     return list({id(value): value for value in spec.values.values() if isinstance(value, CompiledGraph)}.values())
+
+
+def _dumped(path: OpByOp | None) -> tuple[bytes, CallMemory] | None:
+    """A path op by op for other processes; nothing where a value in it cannot be written."""
+    if path is None or not isinstance(path.path, CallSpec):
+        return None
+    try:
+        return path.path.dumps(), path.memory
+    except NotSavableError as error:
+        log.info("other processes cannot run a graph op by op where memory does not suffice: %s", error)
+        return None
 
 
 _carried: dict[str, Model | Entry] = {}

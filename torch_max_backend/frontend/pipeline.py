@@ -46,7 +46,7 @@ from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
 from torch_max_backend.partition.partitioner import Plan, partition
 from torch_max_backend.partition.region import Region
-from torch_max_backend.runtime.call_path import Artifact
+from torch_max_backend.runtime.call_path import Artifact, CallSpec
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import Library
 
@@ -233,7 +233,16 @@ class _Build:
         options, unsaved = self.options, self.unsaved
         if options.verify:  # what is compared is not replayed, and needs the graph
             options, unsaved = dataclasses.replace(options, device_graphs=False), "the option verify is on"
-        self.graph.ready(spec, artifacts, self.report(stats), options, unsaved)
+        self.graph.ready(spec, artifacts, self.report(stats), options, unsaved, self._op_by_op())
+
+    def _op_by_op(self) -> CallSpec:
+        """The call path on which torch runs every op, without the tensors of the graph's own."""
+        called = [n for n in self.gm.graph.nodes if n.op == "call_function"]
+        plan = partition(self.gm.graph, dict.fromkeys(called, "it is run op by op"))
+        options = dataclasses.replace(self.options, profile=False)
+        spec = call_spec(self.gm, plan, self.static, options, subgraphs=self.subgraphs)
+        others = {name: value for name, value in spec.values.items() if name not in spec.constants}
+        return dataclasses.replace(spec, values=others)
 
     def _checks(self) -> list[RegionCheck]:
         if not self.options.verify:

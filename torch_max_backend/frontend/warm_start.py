@@ -36,6 +36,7 @@ _NO_CODE = (
     "cache_limit",
     "device_graphs",
     "gpu_memory_share",
+    "memory_budget",
     "repro_dir",
 )
 """Options that change nothing in what is compiled. A graph whose regions another folder lacks is traced again."""

@@ -61,7 +61,7 @@ class Symbols:
         """An index of symbols as torch has it."""
         if x.is_constant:
             return x.constant
-        expr = _expression(x, {symbol: e for e, symbol in self.known.items()})
+        expr = expression_of(x, {symbol: e for e, symbol in self.known.items()})
         env = self.environment
         if expr.is_number:
             return int(expr)
@@ -110,7 +110,8 @@ def _value(expr: Expr, env: Any) -> int | None:
     return None if any(v is None for v in values.values()) else int(expr.xreplace(values))
 
 
-def _expression(x: Index, known: dict[Sym, Expr]) -> Expr:
+def expression_of(x: Index, known: dict[Sym, Expr]) -> Expr:
+    """An index of symbols as torch's expression, by what each symbol stands for."""
     total = sympy.Integer(x.constant)
     for atom, k in x.terms:
         total = total + k * _atom(atom, known)
@@ -122,8 +123,8 @@ def _atom(atom: Atom, known: dict[Sym, Expr]) -> Expr:
         return sympy.Mul(*(_atom(f, known) for f in atom.factors))
     if isinstance(atom, Div | Remainder):
         function = FloorDiv if isinstance(atom, Div) else PythonMod
-        return function(_expression(atom.dividend, known), _expression(atom.divisor, known))
+        return function(expression_of(atom.dividend, known), expression_of(atom.divisor, known))
     if isinstance(atom, Least):
-        return Min(_expression(atom.left, known), _expression(atom.right, known))
+        return Min(expression_of(atom.left, known), expression_of(atom.right, known))
     assert isinstance(atom, Sym)
     return known[atom]

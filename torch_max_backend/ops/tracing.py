@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ def compiled_program(
         inputs = [*sizes.sizes.values(), *tensors]
         with mode, enable_python_dispatcher():
             gm = make_fx(traced, decomposition_table=decomposition_table())(*inputs)
-        graph = compile_graph(gm, inputs, options=options)
+        graph = compile_graph(gm, inputs, options=dataclasses.replace(options, memory_budget=""))
     if graph.direct is None and is_deferring():
         return None
     if graph.direct is None:

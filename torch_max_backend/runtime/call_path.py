@@ -8,11 +8,13 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from torch_max_backend.runtime.call_memory import CallMemory
+from torch_max_backend.runtime.constants import Constants
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.index_reports import raise_reported
 from torch_max_backend.runtime.profiler_ranges import profiler_range
@@ -21,6 +23,19 @@ from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec
 
 Artifact = Model | Library | GridLibrary | None
 """What a region needs to run: a model, or a program's library of kernels if it has any."""
+
+
+@runtime_checkable
+class Gate(Protocol):
+    """What admits calls, and refuses those for which memory does not suffice."""
+
+    def guard(self, scope: dict[str, Any], constants: Constants) -> None:
+        """Give a call path with these tensors of its own, by its global names, ``admitted`` and ``judge``.
+
+        ``admitted`` has the sizes of calls that are not judged again; with ``None`` no call is.
+        ``judge(sizes, arguments)`` returns nothing for a call that is admitted, else what is called instead of it with
+        a list of the arguments.
+        """
 
 
 class NotSavableError(Exception):
@@ -38,7 +53,8 @@ class CallSpec:
     and that nobody writes to. ``plain`` are the numbers of arguments and results where every argument is only read and
     every result is a tensor with memory of its own: then the text has a second function, ``direct``, which takes the
     arguments one by one. ``results`` is the number of results. ``unrecordable`` is why torch's CUDA graphs cannot hold
-    the call; empty if they can.
+    the call; empty if they can. ``memory`` is what a call allocates. ``constants`` are the names of those values that
+    are tensors of the graph's own.
     """
 
     source: str
@@ -52,15 +68,32 @@ class CallSpec:
     plain: tuple[int, int] | None = None
     results: int = 0
     unrecordable: str = ""
+    memory: CallMemory = field(default_factory=CallMemory)
 
-    def build(self, models: Sequence[Artifact]) -> Callable[[list[Any]], Any]:
+    constants: tuple[str, ...] = ()
+
+    def build(self, models: Sequence[Artifact], gate: Gate | None = None) -> Callable[[list[Any]], Any]:
         """The function, which takes a list of arguments and empties it, on one model or library per region."""
-        return self.link([bound(s, m) for s, m in zip(self.regions, models, strict=True)])
+        return self.link([bound(s, m) for s, m in zip(self.regions, models, strict=True)], gate)
 
-    def link(self, regions: Sequence[Callable[..., Any]]) -> Callable[[list[Any]], Any]:
-        """The function on regions that are there already."""
-        scope: dict[str, Any] = {"torch": torch, "math": math, "restride": restride, "view_of": view_of, **self.values}
-        scope["raise_reported"] = raise_reported
+    def link(
+        self,
+        regions: Sequence[Callable[..., Any]],
+        gate: Gate | None = None,
+        constants: Constants | None = None,
+    ) -> Callable[[list[Any]], Any]:
+        """The function on regions that are there already.
+
+        Args:
+            gate: What admits calls; without one, all are.
+            constants: The graph's own tensors, where another call path of the graph has them.
+        """
+        values = {name: value for name, value in self.values.items() if name not in self.constants}
+        constants = constants or Constants(self.own_tensors())
+        scope: dict[str, Any] = {"torch": torch, "math": math, "restride": restride, "view_of": view_of, **values}
+        scope |= {"admitted": None, "constants": constants, "raise_reported": raise_reported}
+        if gate is not None:
+            gate.guard(scope, constants)
         scope |= {f"region{i}": region for i, region in enumerate(regions)}
         for name, label in self.profiled.items():
             scope[name] = _profiled(label, scope[name])
@@ -72,6 +105,10 @@ class CallSpec:
         call.source = self.source
         call.direct = scope.get("direct")
         return call
+
+    def own_tensors(self) -> list[torch.Tensor]:
+        """The tensors that the graph itself holds."""
+        return [self.values[name] for name in self.constants]
 
     def dumps(self) -> bytes:
         """The specification as bytes.

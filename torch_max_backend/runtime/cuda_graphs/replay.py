@@ -23,7 +23,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_max_backend.options import Options
-from torch_max_backend.runtime.call_path import Artifact, CallSpec, bound
+from torch_max_backend.runtime.call_path import Artifact, CallSpec, Gate, bound
 from torch_max_backend.runtime.cuda_graphs.captured_region import ReplayRegion, refusal
 from torch_max_backend.runtime.cuda_graphs.output_copies import COPY_LIMIT, Output, bytes_of, hand_out, plan_outputs
 from torch_max_backend.runtime.cuda_graphs.recorded_program import RecordedProgram, unrecordable
@@ -51,9 +51,12 @@ Call = Callable[..., Any]
 _keys = itertools.count(1)
 
 
-def with_replay(spec: CallSpec, models: Sequence[Artifact], options: Options) -> Call:
-    """The function of a call path, which records and plays back if that was asked for and a region can be."""
-    plain = spec.build(models)
+def with_replay(spec: CallSpec, models: Sequence[Artifact], options: Options, gate: Gate | None = None) -> Call:
+    """The function of a call path, which records and plays back if that was asked for and a region can be.
+
+    ``gate`` admits calls. A call that is played back needs nothing that its recording does not have.
+    """
+    plain = spec.build(models, gate)
     if not options.device_graphs or not any(r.gpus for r in spec.regions):
         return plain
     of_programs = unrecordable(spec)
