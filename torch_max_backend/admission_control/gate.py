@@ -23,6 +23,8 @@ from torch_max_backend.runtime.grid_program import ALIGNMENT
 log = logging.getLogger("torch_max_backend")
 
 Call = Callable[[list[Any]], Any]
+Sizes = tuple[Any, ...]
+"""Values of a call path's symbolic sizes: integers, but for that of a jagged dimension, which is no number."""
 MOST_SIZES = 4096
 """Sizes of one graph whose estimates are kept, and that are not judged again."""
 
@@ -76,7 +78,7 @@ class MemoryGate:
         self._budget = byte_sizes.parse(options.memory_budget) if options.memory_budget else None
         self._strict = options.fallback == "error"
         self._constants = Constants(())
-        self._known: dict[tuple[tuple[int, ...], bool], tuple[Estimate, ...]] = {}
+        self._known: dict[tuple[Sizes, bool], tuple[Estimate, ...]] = {}
         self._scope: dict[str, Any] = {}
         self._lock = threading.Lock()
         asking.add(self)
@@ -97,7 +99,7 @@ class MemoryGate:
         """Judge calls anew."""
         self._scope["admitted"] = set()
 
-    def judge(self, sizes: tuple[int, ...], arguments: Sequence[Any]) -> Call | None:
+    def judge(self, sizes: Sizes, arguments: Sequence[Any]) -> Call | None:
         """Nothing for a call that is admitted, else what runs instead of it.
 
         Raises:
@@ -115,7 +117,7 @@ class MemoryGate:
             self._admit(sizes)
         return None
 
-    def _admit(self, sizes: tuple[int, ...]) -> None:
+    def _admit(self, sizes: Sizes) -> None:
         """Don't judge calls with these sizes again."""
         admitted = self._scope["admitted"]
         if not self._memory.sizes:
@@ -151,7 +153,9 @@ class MemoryGate:
         return self._constants.unload()
 
     # -- judgement ---------------------------------------------------------------------------------------------
-    def _estimates(self, sizes: tuple[int, ...], arguments: Sequence[Any], memory: CallMemory) -> tuple[Estimate, ...]:
+    def _estimates(self, sizes: Sizes, arguments: Sequence[Any], memory: CallMemory) -> tuple[Estimate, ...]:
+        if not all(isinstance(size, int) for size in sizes):
+            return ()
         key = (sizes, memory is self._memory)
         found = self._known.get(key)
         if found is None:
@@ -197,7 +201,7 @@ class MemoryGate:
         own = estimate.constants if self.is_loaded else 0
         return max(0, allocated - estimate.arguments - own)
 
-    def _instead(self, decision: Reject, sizes: tuple[int, ...], arguments: Sequence[Any]) -> Call | None:
+    def _instead(self, decision: Reject, sizes: Sizes, arguments: Sequence[Any]) -> Call | None:
         """What runs instead of a call that is rejected: the graph op by op, if that fits, or needs less."""
         if self._strict:
             raise NotAdmittedError(f"{decision.reason}{_ADVICE}", decision)
@@ -234,7 +238,7 @@ _ADVICE = (
 )
 
 
-def estimates(memory: CallMemory, sizes: tuple[int, ...], arguments: Sequence[Any]) -> tuple[Estimate, ...]:
+def estimates(memory: CallMemory, sizes: Sizes, arguments: Sequence[Any]) -> tuple[Estimate, ...]:
     """What a call with these arguments needs, device by device.
 
     Args:

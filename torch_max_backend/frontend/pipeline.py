@@ -52,6 +52,9 @@ from torch_max_backend.runtime.program import Library
 
 log = logging.getLogger("torch_max_backend")
 
+OP_BY_OP = "it is run op by op"
+"""Why no op of a graph is in a region, in the plan for calls that are not admitted as compiled."""
+
 
 def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Options) -> CompiledGraph:
     """Compile one functional ATen graph: rewrite, partition, lower and compile the regions, write the call path."""
@@ -238,7 +241,7 @@ class _Build:
     def _op_by_op(self) -> CallSpec:
         """The call path on which torch runs every op, without the tensors of the graph's own."""
         called = [n for n in self.gm.graph.nodes if n.op == "call_function"]
-        plan = partition(self.gm.graph, dict.fromkeys(called, "it is run op by op"))
+        plan = partition(self.gm.graph, dict.fromkeys(called, OP_BY_OP))
         options = dataclasses.replace(self.options, profile=False)
         spec = call_spec(self.gm, plan, self.static, options, subgraphs=self.subgraphs)
         others = {name: value for name, value in spec.values.items() if name not in spec.constants}
