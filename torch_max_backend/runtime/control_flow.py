@@ -25,11 +25,6 @@ def switch(index: Any, graphs: Sequence[Graph], operands: Sequence[Any]) -> Sequ
     return graphs[min(max(int(index), 0), len(graphs) - 1)](list(operands))
 
 
-def invoke_subgraph(graph: Graph, identifier: str, *operands: Any) -> Sequence[Any]:
-    """The results of a graph."""
-    return graph(list(operands))
-
-
 def _function(graph: Graph) -> Callable[..., Sequence[Any]]:
     """A graph as a function of its arguments one by one, which some have without a list."""
     direct: Callable[..., Sequence[Any]] | None = getattr(graph, "direct", None)
@@ -112,6 +107,6 @@ class _Stacks:
 
 
 RUN: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (cond, switch, invoke_subgraph, while_loop, while_loop_stack_output, scan, map_impl)
+    f.__name__: f for f in (cond, switch, while_loop, while_loop_stack_output, scan, map_impl)
 }
 """What a call path calls, by the name of the higher-order op."""
