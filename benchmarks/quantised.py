@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import torch_max_backend
+from torch_max_backend.demo import Logits
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 PROMPT = 32
@@ -39,16 +40,6 @@ def schemes() -> dict[str, Callable[[], Any]]:
         "float8 dynamic, by tensor": lambda: q.Float8DynamicActivationFloat8WeightConfig(granularity=q.PerTensor()),
         "float8 dynamic, by row": lambda: q.Float8DynamicActivationFloat8WeightConfig(granularity=q.PerRow()),
     }
-
-
-class _Logits(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits [B, L, V] of tokens [B, L]."""
-        return self.model(input_ids=tokens, use_cache=False).logits
 
 
 def models(device: str) -> dict[str, tuple[nn.Module, torch.Tensor, torch.Tensor]]:
@@ -73,7 +64,7 @@ def models(device: str) -> dict[str, tuple[nn.Module, torch.Tensor, torch.Tensor
     tokens, image = torch.randint(0, 8192, (1, PROMPT)), torch.randn(1, 3, 224, 224)
     texts = {"GPT-2": gpt2, "Llama": llama}
     found: dict[str, tuple[nn.Module, torch.Tensor, torch.Tensor]] = {
-        name: (_Logits(model), tokens, tokens[:, :1]) for name, model in texts.items()
+        name: (Logits(model), tokens, tokens[:, :1]) for name, model in texts.items()
     }
     return found | {"ViT": (vit, image, image)}
 

@@ -39,7 +39,7 @@ class Row:
     largest_value: float
 
 
-class _Logits(nn.Module):
+class Logits(nn.Module):
     """A language model that returns its logits only."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,6 +47,7 @@ class _Logits(nn.Module):
         self.model = model
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits [B, L, V] of tokens [B, L]."""
         return self.model(input_ids=tokens, use_cache=False).logits
 
 
@@ -57,7 +58,7 @@ def gpt2(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...], int, str]:
     except ImportError as error:
         raise MaxBackendError("the demo needs transformers: install torch-max-backend[demo]") from error
     tokens = torch.randint(0, 50257, (batch, 128))
-    return _Logits(GPT2LMHeadModel(GPT2Config())), (tokens,), tokens.numel(), "tokens/s"
+    return Logits(GPT2LMHeadModel(GPT2Config())), (tokens,), tokens.numel(), "tokens/s"
 
 
 def resnet50(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...], int, str]:
