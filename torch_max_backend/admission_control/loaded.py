@@ -127,7 +127,7 @@ def make_room(graph: Holder, device: str, wanted: int) -> None:
 
 def _all() -> list[Holder]:
     with _lock:
-        found = [reference() for reference in _graphs.values()]
+        found = [reference() for reference in list(_graphs.values())]  # one may end meanwhile
     return [graph for graph in found if graph is not None]
 
 
