@@ -282,7 +282,12 @@ def test_without_it_the_call_path_is_what_it_was(verified: Verified, monkeypatch
 
     found: list[str] = []
     build = CallSpec.build
-    monkeypatch.setattr(CallSpec, "build", lambda self, models: found.append(self.source) or build(self, models))
+
+    def noted(self: CallSpec, *args: object) -> object:
+        found.append(self.source)
+        return build(self, *args)
+
+    monkeypatch.setattr(CallSpec, "build", noted)
     torch.compile(torch.sin, backend="max_backend", options={"executor": "auto"})(torch.randn(3))
     torch._dynamo.reset()
     verified(torch.sin)(torch.randn(3))
