@@ -61,6 +61,12 @@ class Options:
         "waits for yet.",
         least=0,
     )
+    freeze: bool = _option(
+        False,
+        "On a CPU, in inference: keep weights packed for the library that reads them, and what depends on parameters "
+        "alone, beside the parameters. What changes is packed again, but a write through `.data`, NumPy or DLPack is "
+        "not seen (docs/freezing.md).",
+    )
     device_graphs: bool = _option(
         False,
         "On a GPU, capture what a call enqueues once per shape and replay it in one launch per region; "

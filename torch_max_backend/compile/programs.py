@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.target import elsewhere
 from torch_max_backend.base.torch_logs import KERNELS, LOOPS, SCHEDULE, artifact
+from torch_max_backend.capture.freezing import OPAQUE
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.compile.cache.configured_store import store_for
 from torch_max_backend.compile.compiler import put_off_libraries
@@ -128,6 +129,8 @@ def _checked(region: Region) -> list[bool]:
 
 
 def _is_computed(node: fx.Node) -> bool:
+    if node.meta.get(OPAQUE):
+        return False
     return node.op == "call_function" or str(node.target).startswith("tangents") or bool(node.meta.get(RESTRIDED))
 
 

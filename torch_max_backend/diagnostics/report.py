@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch_max_backend.admission_control.gate import GraphAdmission
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.partition.island import Island
+from torch_max_backend.runtime.frozen import Frozen
 from torch_max_backend.runtime.program import ProgramSpec
 
 
@@ -38,7 +39,8 @@ class GraphReport:
 
     ``warm`` says that the graph came from AOTAutograd's cache: it was neither traced nor lowered in this process.
     ``programs`` are those regions that are programs of generated kernels; MAX compiled the others. ``admission`` is
-    what was judged of the graph's calls so far: the latest estimates, and a rejection.
+    what was judged of the graph's calls so far: the latest estimates, and a rejection. ``frozen`` is what the graph
+    computes from its parameters once (option ``freeze``); its ``runs`` and ``holds`` are those of now.
     """
 
     compile_id: str
@@ -49,6 +51,7 @@ class GraphReport:
     warm: bool = False
     programs: tuple[ProgramReport, ...] = ()
     admission: GraphAdmission = field(default_factory=GraphAdmission, compare=False)
+    frozen: Frozen | None = field(default=None, compare=False)
 
     @property
     def kernels(self) -> int:
@@ -95,9 +98,10 @@ class GraphReport:
         """One line."""
         s = self.stats
         how = "not traced again" if self.warm else f"lowered in {s.lower_s:.2f} s, compiled in {s.compile_s:.1f} s"
+        frozen = f", {len(self.frozen.steps.results)} frozen tensor(s)" if self.frozen is not None else ""
         return (
             f"graph {self.compile_id} of {self.nodes} nodes: {self._parts()} with {self.max_nodes} nodes, "
-            f"{len(self.islands)} island op(s){_named(self.island_ops)}, {s.hits} from the cache, {how}"
+            f"{len(self.islands)} island op(s){_named(self.island_ops)}, {s.hits} from the cache, {how}{frozen}"
             + "".join(f", rejected: {rejection.reason}" for rejection in self.admission.rejected)
         )
 

@@ -97,13 +97,14 @@ class CompiledGraph(OutputCode):
         path = OpByOp(op_by_op, op_by_op.memory) if op_by_op is not None else None
         gate = MemoryGate(report.compile_id, spec.memory, path, options, report.admission)
         call = with_replay(spec, models, options, gate)
+        report = dataclasses.replace(report, frozen=spec.frozen)
         record(report)
         log.info("%s\n%s", report.summary(), spec.source)
         self.unsaved_because = unsaved_because
         if not unsaved_because:
             try:
                 keys = [*report.stats.keys, *(key for part in _parts(spec) if part.saved for key in part.saved.keys)]
-                kept = dataclasses.replace(report, admission=GraphAdmission())
+                kept = dataclasses.replace(report, admission=GraphAdmission(), frozen=None)
                 self.saved = SavedGraph(spec.dumps(), tuple(keys), kept, options, _dumped(path))
                 cache_artifacts.note(self.saved.keys, options)
             except NotSavableError as error:
@@ -171,7 +172,12 @@ class CompiledGraph(OutputCode):
         compile_id = str(torch._guards.CompileContext.current_compile_id() or "")
         stats = CompileStats(count, saved.report.stats.programs, hits=count, keys=list(saved.keys[:count]))
         report = dataclasses.replace(
-            saved.report, compile_id=compile_id, stats=stats, warm=True, admission=GraphAdmission()
+            saved.report,
+            compile_id=compile_id,
+            stats=stats,
+            warm=True,
+            admission=GraphAdmission(),
+            frozen=spec.frozen,
         )
         path = OpByOp(*saved.op_by_op) if saved.op_by_op is not None else None
         gate = MemoryGate(compile_id, spec.memory, path, options, report.admission)

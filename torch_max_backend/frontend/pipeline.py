@@ -20,6 +20,7 @@ from torch_max_backend import aten_functions  # noqa: F401  (registers every low
 from torch_max_backend.base.errors import CompileError, ProgramError, UnsupportedOpError
 from torch_max_backend.base.target import elsewhere, fake_like, is_faked
 from torch_max_backend.capture.fake_tensors import symbols_of, tensors_of, value_of
+from torch_max_backend.capture.freezing import freeze
 from torch_max_backend.capture.graph_passes import rewrite
 from torch_max_backend.capture.joint_graph import BACKWARD
 from torch_max_backend.capture.specialization import specialize
@@ -60,10 +61,10 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
     """Compile one functional ATen graph: rewrite, partition, lower and compile the regions, write the call path."""
     backward = gm.meta.pop(BACKWARD, None)
     take_strides(gm, example_inputs)
-    with left_to_torch(options.torch_executed_ops):
-        gm = rewrite(gm)
-    subgraphs = compile_subgraphs(gm, options, compile_graph)
     static = _static_inputs(gm)
+    with left_to_torch(options.torch_executed_ops):
+        gm = _frozen(rewrite(gm), static, options)
+    subgraphs = compile_subgraphs(gm, options, compile_graph)
     cut = _Cut(gm, options)
     unsaved = ""
     while True:
@@ -106,6 +107,13 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
     if compiled is not None and loaded and elsewhere() is None:
         build.finish(*compiled)
     return build.graph
+
+
+def _frozen(gm: fx.GraphModule, static: frozenset[int], options: Options) -> fx.GraphModule:
+    """The graph with the option ``freeze``, which needs programs and this machine's weights, and no comparison."""
+    if options.freeze and not options.verify and runs_programs(options) and elsewhere() is None:
+        freeze(gm, static)
+    return gm
 
 
 @dataclass

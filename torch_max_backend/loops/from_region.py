@@ -25,7 +25,7 @@ from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.libraries import library_of
+from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, library_of
 from torch_max_backend.loops.narrow_products import product_of_a_row
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref, Scatter, dense_strides
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
@@ -369,6 +369,10 @@ class FromRegion:
             self.memory[found.name] = found.sizes, found.strides
             results.append(found)
         refs = [image[k] if image is not None and k < 2 else as_ref(a) for k, a in enumerate(args)]
+        if target in PACKED_CONVOLUTIONS:  # oneDNN would copy any other image
+            refs[0] = self._ordered(args[0])
+        elif target in PACKED_LINEARS:
+            refs[0] = self._contiguous(args[0])
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
         self.builder.program.steps.append(
             Call(

@@ -20,6 +20,13 @@ from torch_max_backend.loops.index import Index, product
 
 aten = torch.ops.aten
 
+
+def _known(namespace: str, *names: str) -> list[OpOverload]:
+    """The default overloads of those ops that this build of torch has."""
+    ops = getattr(torch.ops, namespace)
+    return [getattr(ops, name).default for name in names if hasattr(ops, name)]
+
+
 _PRODUCTS = [
     aten.mm.default,
     aten.addmm.default,
@@ -178,7 +185,16 @@ IN_PARTS = (aten.cumsum.default, aten.cumprod.default)
 LONGEST_PREFIX, FEWEST_ROWS = 1 << 13, 256
 """On a GPU the others are ATen's where rows are longer or fewer than that: many blocks share a row there."""
 
-LIBRARY: dict[object, str] = {**dict.fromkeys(_ATEN, "ATen"), **dict.fromkeys(COLLECTIVES, "torch.distributed")}
+PACKED_CONVOLUTIONS = _known("mkldnn", "_convolution_pointwise")
+PACKED_LINEARS = [*_known("mkldnn", "_linear_pointwise"), *_known("mkl", "_mkl_linear")]
+"""On a CPU, with weights that :mod:`torch_max_backend.capture.packed_weights` has packed."""
+
+LIBRARY: dict[object, str] = {
+    **dict.fromkeys(_ATEN, "ATen"),
+    **dict.fromkeys(COLLECTIVES, "torch.distributed"),
+    **dict.fromkeys([*PACKED_CONVOLUTIONS, *_known("mkldnn", "_linear_pointwise")], "oneDNN"),
+    **dict.fromkeys(_known("mkl", "_mkl_linear"), "MKL"),
+}
 """The library that computes an op, by overload. It computes what no loop rule does, or what a rule leaves to it."""
 
 _OTHERS = {

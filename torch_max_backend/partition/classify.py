@@ -20,6 +20,7 @@ from torch_max_backend.capture.fx_nodes import is_getitem, map_nodes
 from torch_max_backend.capture.user_controlled_ops import is_named
 from torch_max_backend.capture.view_ops import VIEWS_OF_SIZES
 from torch_max_backend.partition.control_flow import REASON, why_no_control_flow
+from torch_max_backend.runtime.frozen import Frozen
 
 
 class Runner(enum.Enum):
@@ -72,11 +73,8 @@ def classify(
         return Verdict(Runner.MAX if in_program else Runner.TORCH, aten_functions.torch_ops[target])
     if node in refused:
         return Verdict(Runner.ISLAND, refused[node])
-    if isinstance(target, HigherOrderOperator) and _checkpointed(node, target) in aten_functions.torch_ops:
-        return Verdict(Runner.TORCH, aten_functions.torch_ops[_checkpointed(node, target)])
-    if isinstance(target, HigherOrderOperator):
-        reason = why_no_control_flow(node)
-        return Verdict(Runner.ISLAND, reason) if reason else Verdict(Runner.TORCH, REASON)
+    if isinstance(target, HigherOrderOperator | Frozen):
+        return _of_higher_order(node, target)
     if not isinstance(target, OpOverload):
         return Verdict(Runner.ISLAND, "not an ATen op")
     if is_named(target, torch_executed):
@@ -92,6 +90,16 @@ def classify(
             return Verdict(Runner.MAX, limit)
         reason = limit
     return Verdict(Runner.ISLAND, reason)
+
+
+def _of_higher_order(node: fx.Node, target: HigherOrderOperator | Frozen) -> Verdict:
+    if isinstance(target, Frozen):
+        return Verdict(Runner.TORCH, "computed once from the parameters, which are frozen")
+    checkpointed = _checkpointed(node, target)
+    if checkpointed in aten_functions.torch_ops:
+        return Verdict(Runner.TORCH, aten_functions.torch_ops[checkpointed])
+    reason = why_no_control_flow(node)
+    return Verdict(Runner.ISLAND, reason) if reason else Verdict(Runner.TORCH, REASON)
 
 
 def as_run_by_torch(target: Any) -> Any:

@@ -29,6 +29,7 @@ from torch_max_backend.partition.executors import split_by_executor
 from torch_max_backend.partition.island import Island
 from torch_max_backend.partition.optimizer_updates import Update, take_updates
 from torch_max_backend.partition.region import Port, Region
+from torch_max_backend.runtime.frozen import Frozen
 
 
 @dataclass
@@ -163,6 +164,8 @@ class _Cut:
         if node.target in COLLECTIVES:
             return True
         if self.runner(node) not in (Runner.TORCH, Runner.ISLAND) or is_getitem(node):
+            return False
+        if isinstance(node.target, Frozen):
             return False
         return getattr(getattr(node.target, "_schema", None), "is_mutable", True)
 

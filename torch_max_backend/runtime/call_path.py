@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.runtime.call_memory import CallMemory
 from torch_max_backend.runtime.constants import Constants
+from torch_max_backend.runtime.frozen import Frozen
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.index_reports import raise_reported
 from torch_max_backend.runtime.profiler_ranges import profiler_range
@@ -105,6 +106,11 @@ class CallSpec:
         call.source = self.source
         call.direct = scope.get("direct")
         return call
+
+    @property
+    def frozen(self) -> Frozen | None:
+        """What is computed from the parameters once, if anything is."""
+        return next((value for value in self.values.values() if isinstance(value, Frozen)), None)
 
     def own_tensors(self) -> list[torch.Tensor]:
         """The tensors that the graph itself holds."""
