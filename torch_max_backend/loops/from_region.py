@@ -7,6 +7,7 @@ result is held against what torch promises for its node: dtype, rank and sizes.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTI
 from torch_max_backend.base.errors import LoweringError, Unsupported
 from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
+from torch_max_backend.loops import pointwise_convolution
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index, Var
@@ -330,8 +332,21 @@ class FromRegion:
         """Whether a library computes what a rule could."""
         return False
 
-    def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: object) -> Any:
+    def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
+        if target is torch.ops.aten.convolution.default and pointwise_convolution.is_product(args):
+            places = math.prod(args[0].shape[2:], start=Index.of(1))
+            if places == 1 or not self._leaves() or promise.stride(1) == 1:
+                return self._pointwise(args, promise)
         return self._call(target, args, kwargs, promise)
+
+    def _pointwise(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor:
+        """A convolution of one tap, by a product. Its result has channels last."""
+        rows, weight = pointwise_convolution.operands(args[0], args[1])
+        like = promise.movedim(1, -1).flatten(0, -2).contiguous()
+        given = (rows, weight) if args[2] is None else (args[2], rows, weight)
+        op = torch.ops.aten.mm.default if args[2] is None else torch.ops.aten.addmm.default
+        shape = self.symbols.shape(promise.shape)
+        return pointwise_convolution.image_of(self._call(op, given, {}, like), shape)
 
     def _reference(self, target: Any, x: Tensor) -> Ref:
         """How a library reads an argument."""

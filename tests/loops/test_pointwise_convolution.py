@@ -1,0 +1,91 @@
+"""Convolutions of one tap are products of matrices, with eager's results, wherever their images lie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from torch_max_backend import reports
+
+pytestmark = pytest.mark.sampled
+
+OPTIONS = {"fallback": "error", "executor": "auto"}
+TOLERANCE = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2}}
+
+
+def calls_of(layer: nn.Module, x: torch.Tensor, dynamic: bool = False) -> dict[str, int]:
+    """The library calls of ``layer`` and a ReLU behind it, which give eager's results in eager's strides."""
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: layer(x).relu(), backend="max_backend", options=OPTIONS, dynamic=dynamic)
+    with torch.no_grad():
+        given, wanted = run(x), layer(x).relu()
+    torch.testing.assert_close(given, wanted, **TOLERANCE[x.dtype])
+    assert given.stride() == wanted.stride()
+    return reports()[-1].library_calls
+
+
+IMAGES = {
+    "line": lambda: torch.randn(2, 6, 7),
+    "image": lambda: torch.randn(1, 6, 5, 7),
+    "images": lambda: torch.randn(3, 6, 5, 7),
+    "one place": lambda: torch.randn(3, 6, 1, 1),
+    "channels last": lambda: torch.randn(3, 6, 5, 7).to(memory_format=torch.channels_last),
+    "with gaps": lambda: torch.randn(3, 9, 5, 8)[:, 2:8, :, 1:],
+    "volumes": lambda: torch.randn(2, 6, 3, 4, 5),
+}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", IMAGES)
+def test_results(kind: str, dtype: torch.dtype) -> None:
+    x = IMAGES[kind]().to(dtype)
+    layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[x.dim() - 3](6, 10, 1).to(dtype)
+    assert calls_of(layer, x) == {"ATen aten.addmm.default": 1}
+
+
+def test_without_a_bias() -> None:
+    assert calls_of(nn.Conv2d(6, 10, 1, bias=False), IMAGES["images"]()) == {"ATen aten.mm.default": 1}
+
+
+@pytest.mark.parametrize("kind", ["line", "image", "images", "volumes"])
+def test_symbolic_sizes(kind: str) -> None:
+    x = IMAGES[kind]()
+    layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[x.dim() - 3](6, 10, 1)
+    assert calls_of(layer, x, dynamic=True) == {"ATen aten.addmm.default": 1}
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(6, 10, 3),
+        nn.Conv2d(6, 10, 1, stride=2),
+        nn.Conv2d(6, 10, 1, padding=1),
+        nn.Conv2d(6, 10, 1, groups=2),
+        nn.ConvTranspose2d(6, 10, 1),
+    ],
+    ids=lambda layer: str(layer).replace(", ", " "),
+)
+def test_others_are_convolutions(layer: nn.Module) -> None:
+    assert calls_of(layer, IMAGES["images"]()) == {"ATen aten.convolution.default": 1}
+
+
+def test_what_leaves_contiguous_is_a_convolution() -> None:
+    """Its result would be turned."""
+    layer, x = nn.Conv2d(6, 10, 1), IMAGES["images"]()
+    with torch.no_grad():
+        run = torch.compile(layer, backend="max_backend", options=OPTIONS)
+        torch.testing.assert_close(run(x), layer(x))
+        assert reports()[-1].library_calls == {"ATen aten.convolution.default": 1}
+        torch._dynamo.reset()
+        torch.testing.assert_close(run(x[..., :1, :1]), layer(x[..., :1, :1]))
+        assert reports()[-1].library_calls == {"ATen aten.addmm.default": 1}
+
+
+def test_gradients() -> None:
+    model = nn.Sequential(nn.Conv2d(6, 10, 1), nn.ReLU(), nn.Conv2d(10, 4, 1), nn.Tanh())
+    x = torch.randn(3, 6, 5, 7, requires_grad=True)
+    wanted = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    run = torch.compile(model, backend="max_backend", options=OPTIONS)
+    given = torch.autograd.grad(run(x).square().sum(), [x, *model.parameters()])
+    torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-4)
