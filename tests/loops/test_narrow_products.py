@@ -71,3 +71,54 @@ def test_a_symbolic_number_of_rows_is_for_a_library() -> None:
     x = torch.randn(3, 64)
     torch._dynamo.mark_dynamic(x, 0)
     assert calls(lambda x, w: x @ w.float().t(), x, weight(torch.int8)) == ["ATen aten.mm.default"]
+
+
+def matrix(rows: int, columns: int) -> torch.Tensor:
+    return torch.randint(-127, 128, (rows, columns), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("features", "columns"), [(64, 128), (67, 200), (130, 1025)])
+def test_several_features_at_once(features: int, columns: int, dtype: torch.dtype) -> None:
+    """Whatever is left of fours of features, and of vectors of columns; with a bias and what is added in place."""
+    torch.manual_seed(0)
+    scale, bias = torch.rand(features), torch.randn(features).to(dtype)
+    packed, x = matrix(features, columns), torch.randn(1, columns).to(dtype)
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y.add_(((x @ packed.to(dtype).t()) * scale.to(dtype) + bias) * 0.5)
+
+    compiled = torch.compile(function, backend="max_backend", fullgraph=True, options=OPTIONS)
+    found, wanted = torch.zeros(1, features, dtype=dtype), torch.zeros(1, features, dtype=torch.float64)
+    for _ in range(2):
+        compiled(x, found)
+        wanted += ((x.double() @ packed.double().t()) * scale.to(dtype).double() + bias.double()) * 0.5
+    report = torch_max_backend.reports()[-1]
+    assert [name for program in report.programs for name in program.library_calls] == []
+    step = torch.finfo(dtype).eps * float(wanted.abs().max())
+    assert float((found.double() - wanted).abs().max()) <= 2 * step  # of the sum, and of the sum before
+
+
+def integers(columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(0, 256, (1, columns)).to(torch.uint8), matrix(48, columns)
+
+
+def test_a_product_of_integers_is_for_a_library() -> None:
+    x = torch.randint(-128, 128, (1, 128)).to(torch.int8)
+    assert calls(lambda x, w: torch._int_mm(x, w.t()), x, matrix(48, 128)) == ["ATen aten._int_mm.default"]
+
+
+@pytest.mark.parametrize("columns", [128, 201])
+def test_a_product_of_integers_and_the_sums_of_their_matrix_are_one_loop(columns: int) -> None:
+    """It reads the matrix once; exact, also where no library takes the number of columns."""
+    x, w = integers(columns)
+    shifted = (x.int() - 128).to(torch.int8)
+    wanted = shifted.long() @ w.long().t()
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch._int_mm(x, w.t()) - 128 * w.sum(dim=1, dtype=torch.int32)
+
+    found = torch.compile(function, backend="max_backend", fullgraph=True, options=OPTIONS)(x, w)
+    assert torch.equal(found.long(), wanted)
+    (program,) = torch_max_backend.reports()[-1].programs
+    assert (program.library_calls, program.kernels) == ((), 1)

@@ -34,8 +34,6 @@ SCHEMES: dict[str, Callable[[], Any]] = {
     "int8, dynamic": Int8DynamicActivationInt8WeightConfig,
     "int4, dynamic": lambda: Int8DynamicActivationIntxWeightConfig(weight_dtype=INT4, weight_granularity=PerGroup(32)),
 }
-OF_INTEGERS = ("int8, dynamic",)
-"""Products that a library computes of the integers as they are."""
 
 
 def model_of(scheme: str, dtype: torch.dtype) -> nn.Module:
@@ -58,7 +56,7 @@ def test_right_against_torchao(scheme: str, rows: int, dtype: torch.dtype) -> No
     assert report.stats.regions == report.stats.programs == 1
     assert not report.islands
     calls = [name for program in report.programs for name in program.library_calls]
-    assert len(calls) == (0 if rows == 1 and scheme not in OF_INTEGERS else 2)
+    assert len(calls) == (0 if rows == 1 else 2)
     assert found.dtype is wanted.dtype
     if dtype is torch.float32:
         torch.testing.assert_close(found, wanted)
@@ -74,11 +72,42 @@ def test_right_against_torchao(scheme: str, rows: int, dtype: torch.dtype) -> No
         (lambda: Float8DynamicActivationFloat8WeightConfig(), 128),
         (lambda: Int4WeightOnlyConfig(group_size=32), 128),
         (lambda: IntxWeightOnlyConfig(weight_dtype=INT4, granularity=PerGroup(32)), 100),
+        (lambda: Int8DynamicActivationIntxWeightConfig(weight_dtype=INT4, weight_granularity=PerGroup(48)), 128),
+        (lambda: Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.float32), 128),
     ],
-    ids=["float8 products on a CPU", "int4 without its kernels", "a group that does not divide"],
+    ids=[
+        "float8 products on a CPU",
+        "int4 without its kernels",
+        "a group that does not divide",
+        "a group that does not divide, dynamic",
+        "weights that are no integers",
+    ],
 )
 def test_what_torchao_refuses(config: Callable[[], Any], features: int) -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU may have these")
     with pytest.raises((AssertionError, ImportError, ValueError)):
         quantize_(nn.Sequential(nn.Linear(features, 64)), config())
+
+
+def test_schemes_may_be_mixed() -> None:
+    """A linear of each scheme in one model, and one that is not quantised."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(len(SCHEMES) + 1))).eval()
+    for linear, config in zip(model, SCHEMES.values(), strict=False):
+        quantize_(nn.Sequential(linear), config())
+    x = torch.randn(1, 128)
+    with torch.no_grad():
+        found = torch.compile(model, backend="max_backend", fullgraph=True, options=OPTIONS)(x)
+        wanted = model(x)
+    torch.testing.assert_close(found, wanted)
+    (program,) = torch_max_backend.reports()[-1].programs
+    assert program.library_calls == ("ATen aten.addmm.default",)
+
+
+@pytest.mark.any_runner("torchao refuses it before anything is compiled")
+def test_a_second_scheme_is_torchaos_own_error() -> None:
+    model = nn.Sequential(nn.Linear(128, 64)).eval()
+    quantize_(model, SCHEMES["int8"]())
+    with pytest.raises(NotImplementedError, match="Int8Tensor dispatch"):
+        quantize_(model, SCHEMES["float8"]())

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from torch_max_backend.aten_functions.registry import registered_overloads
 from torch_max_backend.capture.foreach_ops import foreach_decompositions
+from torch_max_backend.capture.quantized_decomposed_ops import quantized_decomposed_rules
 from torch_max_backend.capture.user_controlled_ops import is_named
 
 aten = torch.ops.aten
@@ -43,7 +44,8 @@ def decomposition_table(left_whole: Collection[str] = ()) -> dict[OpOverload, Ca
     """
     kept = set(registered_overloads())
     own = {op: rule for op, rule in _own.items() if not is_named(op, left_whole)}
-    return {op: rule for op, rule in (_core() | own).items() if op not in kept}
+    rules = _core() | quantized_decomposed_rules() | own
+    return {op: rule for op, rule in rules.items() if op not in kept}
 
 
 def transformer_encoder_layer(

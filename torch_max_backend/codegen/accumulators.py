@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from torch_max_backend.codegen.expression_writer import ExpressionWriter, Value, literal
-from torch_max_backend.loops.expr import SHORT, Const
+from torch_max_backend.loops.expr import SHORT, Const, Op
 from torch_max_backend.loops.index import Var
 from torch_max_backend.loops.program import Scan
 from torch_max_backend.schedule import cost
@@ -102,6 +102,17 @@ class AccumulatorWriter(ExpressionWriter):
             if s.combiner == "sum" and s.body.dtype is torch.float32:
                 found[s.name] = self._new("total", f"const[f64, {lanes}](0)", lanes)
         return found
+
+    def _added_product(self, s: Statement, accumulator: Accumulator) -> bool:
+        """Add a product to a sum of floats in one rounding, where it is nothing else; whether that was done."""
+        x, lanes = s.body, accumulator.lanes
+        if s.combiner != "sum" or s.how is not None or not isinstance(x, Op) or x.name != "mul":
+            return False
+        if x.dtype not in (torch.float32, torch.float64) or self.masked or self._known(x) is not None:
+            return False
+        left, right = (self._widened(self._scalar(y), lanes) for y in x.args)
+        self._line(f"{accumulator.value} = fma({left}, {right}, {accumulator.value})")
+        return True
 
     def _accumulate(self, s: Statement, accumulator: Accumulator, value: str) -> None:
         """Combine an accumulator with one more value of as many lanes."""

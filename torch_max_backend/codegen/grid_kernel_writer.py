@@ -36,6 +36,8 @@ class GridKernelWriter(ThreadExchange):
     where threads exchange values.
     """
 
+    adds_products = False
+
     def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
         super().__init__(nest, slots)
         self.nearly = computed_nearly(nest)

@@ -17,6 +17,8 @@ from torch_max_backend.schedule.nest import Nest, StageNest, Statement, lanes_of
 
 UNROLLED = 4
 """Accumulators of a reduction along memory: an addition takes several cycles, and these do not wait for each other."""
+UNROLLED_ROWS = 2
+"""The same for each of several rows at once."""
 
 
 class KernelWriter(AccumulatorWriter):
@@ -31,6 +33,9 @@ class KernelWriter(AccumulatorWriter):
     - ``_write``: who writes a result.
     """
 
+    adds_products = True
+    """Whether a product is added to a sum in one rounding."""
+
     def __init__(self, nest: Nest, slots: Mapping[str, Slot]) -> None:
         super().__init__([name for name, _ in touched(nest)], slots)
         self.nest = nest
@@ -38,6 +43,8 @@ class KernelWriter(AccumulatorWriter):
         """What variables are called; a stage's loops have a number behind it."""
         self.scanned: Accumulators = {}
         """The accumulators of scans."""
+        self.rows = 1
+        """The iterations of the last outer loop that are computed at once, here."""
 
     def origins(self) -> list[str]:
         """The ops and the user's lines that the kernel comes from."""
@@ -64,8 +71,20 @@ class KernelWriter(AccumulatorWriter):
         self._line("var part: Int = share_begin(total, 1)")
         self._line("var end: Int = share_end(total, 1)")
         with self._block("while part < end:"), self._placed("part", sizes):
-            self._line("part += 1")
-            self._iteration()
+            if not self.nest.several:
+                self._line("part += 1")
+                self._iteration()
+                return
+            rows, last = self.nest.rows, self.nest.outer[-1]
+            fits = f"part + {rows} <= end and {self.place[last]} + {rows} <= {self._index(Index.of(last.size))}"
+            with self._block(f"if {fits}:"):
+                self._line(f"part += {rows}")
+                self.rows = rows
+                self._stages(self.nest.several)
+                self.rows = 1
+            with self._block("else:"):
+                self._line("part += 1")
+                self._iteration()
 
     def _lanes_of(self, v: Var) -> int:
         """The lanes of vectors along ``v``."""
@@ -142,9 +161,9 @@ class KernelWriter(AccumulatorWriter):
                 self._stages()
             self.place[v] = start
 
-    def _stages(self) -> None:
+    def _stages(self, stages: tuple[StageNest, ...] = ()) -> None:
         self.registers = {}
-        for k, stage in enumerate(self.nest.stages):
+        for k, stage in enumerate(stages or self.nest.stages):
             self._enter(k)
             self.reducing = stage.reduced
             self._hoist(stage)
@@ -241,8 +260,9 @@ class KernelWriter(AccumulatorWriter):
         narrow: Accumulators = {}
         if along is not None:
             lanes = self._lanes_of(along)
-            many = _is_short(stage) and _fits(along, self._stride(along, lanes) * UNROLLED)
-            wide = [self._accumulators(stage, lanes) for _ in range(UNROLLED if many else 1)]
+            unrolled = UNROLLED if self.rows == 1 else UNROLLED_ROWS
+            many = _is_short(stage, self.rows) and _fits(along, self._stride(along, lanes) * unrolled)
+            wide = [self._accumulators(stage, lanes) for _ in range(unrolled if many else 1)]
         if along is None or not (_divides(along, self._lanes_of(along)) or self._can_be_masked(along, stage)):
             narrow = self._accumulators(stage, self.lanes)
         r = Reduction(stage, along, wide, narrow, self._totals(stage, wide or [narrow]))
@@ -302,6 +322,8 @@ class KernelWriter(AccumulatorWriter):
     def _body(self, stage: StageNest, accumulators: Accumulators) -> None:
         """What the innermost loop does."""
         for s in stage.statements:
+            if self.adds_products and s.combiner and self._added_product(s, accumulators[s.name]):
+                continue
             value = self._scalar(s.body)
             if s.combiner:
                 accumulator = accumulators[s.name]
@@ -399,8 +421,8 @@ def _can_be_masked(v: Var, *stages: StageNest) -> bool:
     return True
 
 
-def _is_short(stage: StageNest) -> bool:
-    return sum(sum(1 for _ in walk(s.body)) for s in stage.statements) <= 24
+def _is_short(stage: StageNest, rows: int) -> bool:
+    return sum(sum(1 for _ in walk(s.body)) for s in stage.statements) <= 24 * rows
 
 
 def _factor(text: str) -> str:

@@ -311,7 +311,23 @@ def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
         return x.args[0]  # the rounding between two ops is left out
     if isinstance(x, Op) and x.name == "cast" and x.args[0].dtype is dtype is torch.bool:
         return x.args[0]  # zero and one have come through
+    if dtype.is_floating_point and _is_held(x):
+        return cast(x.operands[0], dtype, name)
     return Op(name, (x,), dtype)
+
+
+def _is_held(x: Scalar) -> bool:
+    """Whether ``x`` is an integer as a float that holds it without rounding."""
+    return isinstance(x, Op) and x.name in ("cast", "round") and x.args[0].dtype in _HELD.get(x.dtype, ())
+
+
+_HELD = {
+    torch.bfloat16: frozenset((torch.int8, torch.uint8)),
+    torch.float16: frozenset((torch.int8, torch.uint8)),
+    torch.float32: frozenset((torch.int8, torch.uint8, torch.int16, torch.uint16)),
+    torch.float64: frozenset((torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32)),
+}
+"""The integers that floats hold without rounding."""
 
 
 def bitcast(x: Scalar, dtype: torch.dtype) -> Scalar:

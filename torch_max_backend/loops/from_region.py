@@ -231,7 +231,9 @@ class FromRegion:
             if value.device not in (self.device, torch.device("meta")):
                 raise Unsupported(f"a program on {self.device} has no tensor on {value.device}")
         rule = rule_of(target)
-        if self.has_row_products and (row := product_of_a_row(self.builder.program, target, args, dict(kwargs))):
+        if self.has_row_products and (
+            row := product_of_a_row(self.builder.program, self.node, target, args, dict(kwargs))
+        ):
             return row
         if self._is_for_library(target, args):
             return self._library(target, args, kwargs, promise)

@@ -4,6 +4,9 @@ A library reads a matrix as floats: unpacked weights have been written to memory
 where a language model decodes, the product takes the time of reading its matrix, so a loop that unpacks each element
 where it is used is as much faster as the elements are narrower. With more rows a library is better, since it reads an
 element once for many of them.
+
+A library's product of integers is faster than a loop. But where the matrix is also summed, as for activations that are
+shifted to be unsigned, one loop for both reads it once.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from torch_max_backend.loops.expr import Load, Scalar, cast, loads, rewrite
 from torch_max_backend.loops.index import Div, Index, Mod
@@ -21,11 +25,16 @@ from torch_max_backend.loops.tensor import Tensor, broadcast_at, computed_in, de
 aten = torch.ops.aten
 
 
-def product_of_a_row(program: Program, target: object, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+def product_of_a_row(
+    program: Program, node: fx.Node, target: object, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Tensor | None:
     """What a product gives, if it has one row, and its matrix is read in fewer bytes than it has; else ``None``.
 
-    The sum is in float32 for floats of up to 32 bits.
+    A product of integers, if it has one row, and something besides ``node`` reads its matrix. The sum is in float32 for
+    floats of up to 32 bits, and in int32 for integers.
     """
+    if target is aten._int_mm.default:
+        return _int_mm(*args) if node.target is target and _is_read_again(node) else None
     make = _PRODUCTS.get(target)
     return None if make is None else make(program, *args, **kwargs)
 
@@ -46,6 +55,20 @@ def _addmm(program: Program, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any
     return define(sums.shape, mat1.dtype, lambda index: sums.at(index) + cast(bias(index), sums.dtype))
 
 
+# _int_mm(Tensor self, Tensor mat2) -> Tensor
+def _int_mm(self: Tensor, mat2: Tensor) -> Tensor | None:
+    return _sums(self, mat2, torch.int32) if self.shape[0] == 1 else None
+
+
+def _is_read_again(product: fx.Node) -> bool:
+    """Whether something else reads the matrix of a product, or what that is a view of."""
+    matrix = product.args[1]
+    while isinstance(matrix, fx.Node) and len(matrix.users) == 1 and matrix.target in _VIEWS:
+        matrix = matrix.args[0]
+    return isinstance(matrix, fx.Node) and len(matrix.users) > 1
+
+
+_VIEWS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default)
 _PRODUCTS: dict[object, Callable[..., Tensor | None]] = {
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,

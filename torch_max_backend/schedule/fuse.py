@@ -31,7 +31,7 @@ def fuse(program: Program, layouts: Mapping[str, Layout], machine: Machine = CPU
 
     A definition joins the kernel of the latest thing that it reads, if it reads there only what has the same outer
     index: a reduction behind what it reduces, and what reads a reduction's result behind that, row by row. Else an
-    elementwise one joins another kernel that reads the same elements.
+    elementwise one joins another kernel that reads the same elements, and a reduction one of reductions that do.
     """
     places: dict[str, int] = dict.fromkeys(program.inputs, -1)
     readers: dict[str, list[int]] = defaultdict(list)
@@ -51,8 +51,8 @@ def fuse(program: Program, layouts: Mapping[str, Layout], machine: Machine = CPU
         if isinstance(group, _Group) and _join(group, step, layouts, machine):
             place = latest
         elif (found := next((k for k in beside if _join_beside(steps[k], step, layouts, written)), -1)) >= 0 or (
-            machine.has_grid and (found := next((k for k in beside if _reduce_beside(steps[k], step, places)), -1)) >= 0
-        ):
+            found := next((k for k in beside if _reduce_beside(steps[k], step, places)), -1)
+        ) >= 0:
             place = found
         else:
             scanned = step.how.variable if isinstance(step.how, Scan) else None

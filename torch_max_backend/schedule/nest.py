@@ -87,11 +87,16 @@ class StageNest:
 
 @dataclass(frozen=True)
 class Nest:
-    """Loops over ``outer``, which threads share; inside them the stages in order. ``vector`` is one of ``outer``."""
+    """Loops over ``outer``, which threads share; inside them the stages in order. ``vector`` is one of ``outer``.
+
+    ``several`` is what computes ``rows`` iterations of the last outer loop at once, if that is worth it.
+    """
 
     outer: tuple[Var, ...]
     stages: tuple[StageNest, ...]
     vector: Var | None = None
+    rows: int = 1
+    several: tuple[StageNest, ...] = ()
 
     @property
     def work(self) -> Index:
@@ -104,7 +109,8 @@ class Nest:
 
     def __str__(self) -> str:
         outer = ", ".join(f"{v}:{v.size}{' in vectors' if v == self.vector else ''}" for v in self.outer)
-        return "\n".join([f"kernel over {outer or 'nothing'}:", *map(str, self.stages)])
+        at_once = f", {self.rows} at once" if self.rows > 1 else ""
+        return "\n".join([f"kernel over {outer or 'nothing'}{at_once}:", *map(str, self.stages)])
 
 
 def nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[str]) -> Nest:

@@ -15,6 +15,7 @@ from torch_max_backend.schedule.kernel import Kernel, Layout
 from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.nest import Nest, distance, nest
 from torch_max_backend.schedule.overlap import wait_late
+from torch_max_backend.schedule.rows_at_once import rows_at_once
 from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
 from torch_max_backend.schedule.split_scans import split_long_scans
@@ -65,7 +66,8 @@ def schedule(program: Program, machine: Machine = CPU) -> Schedule:
         elif isinstance(step.definitions[0].how, Scatter):
             steps += (grid_scatter if machine.has_grid else scatter_nests)(step.definitions[0], layouts)
         else:
-            steps.append((grid_nest if machine.has_grid else nest)(step, layouts, local))
+            made = grid_nest(step, layouts, local) if machine.has_grid else rows_at_once(nest(step, layouts, local))
+            steps.append(made)
     return Schedule(program, steps, layouts, local)
 
 

@@ -1,0 +1,69 @@
+"""Reductions of several outer iterations at once: where, how they are written, and right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.codegen.test_written_source import program
+from tests.support.loop_programs import LoopProgram, check_generated, check_passes
+from torch_max_backend.loops.expr import cast
+from torch_max_backend.loops.tensor import Tensor, define, reduce
+from torch_max_backend.schedule.nest import Nest
+from torch_max_backend.schedule.plan import schedule
+from torch_max_backend.schedule.rows_at_once import ROWS
+
+
+def product_and_more(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """A matrix of integers times a row, and to what that is added."""
+    sums = reduce(
+        "sum",
+        (w.shape[0],),
+        (w.shape[1],),
+        lambda i, over: cast(cast(w.at((i[0], over[0])), x.dtype), torch.float32) * cast(x.at(over), torch.float32),
+    )
+    return (define(sums.shape, torch.float32, lambda i: sums.at(i) + y.at(i)),)
+
+
+def product(features: int, columns: int, dtype: torch.dtype = torch.float32) -> LoopProgram:
+    generator = torch.Generator().manual_seed(0)
+    w, x, y = (torch.randint(-3, 4, s, generator=generator) for s in ((features, columns), (columns,), (features,)))
+    return program(product_and_more, w.to(torch.int8), x.to(dtype), y.float())
+
+
+def nest_of(made: LoopProgram) -> Nest:
+    (step,) = schedule(made.program).steps
+    assert isinstance(step, Nest)
+    return step
+
+
+def test_what_rows_share_is_read_once_for_all() -> None:
+    text = product(64, 256, torch.bfloat16).written().source
+    loop = text[text.index("while i1") : text.index("else:")]
+    loop = loop[: loop.index("+= 16")]
+    assert loop.count("load[16](p0") == 1, "the row"
+    assert loop.count("load[16](p1") == loop.count("fma(") == ROWS
+    assert loop.count("cast[f32]") == 1 + ROWS
+    assert "cast[bf16]" not in text, "bfloat16 holds integers of 8 bits as they are"
+
+
+@pytest.mark.parametrize(("features", "columns"), [(16, 256), (256, 64)], ids=["few iterations", "a short reduction"])
+def test_small_products_go_row_by_row(features: int, columns: int) -> None:
+    assert nest_of(product(features, columns)).rows == 1
+
+
+def test_sums_that_share_nothing_go_row_by_row() -> None:
+    made = program(
+        lambda x: (reduce("sum", (x.shape[0],), (x.shape[1],), lambda i, over: x.at((i[0], over[0]))),),
+        torch.zeros(256, 256),
+    )
+    assert nest_of(made).rows == 1
+
+
+@pytest.mark.parametrize(("features", "columns"), [(64, 128), (67, 200), (65, 1025)])
+def test_right_whatever_is_left_of_fours(features: int, columns: int, tmp_path: Path) -> None:
+    made = product(features, columns)
+    assert nest_of(made).rows == ROWS
+    check_generated([made], [check_passes(made)], tmp_path)
