@@ -42,6 +42,7 @@ def test_markdown_json_and_plot(models: str, tmp_path: Path) -> None:
     assert "<svg" in picture.read_text()
     lines = [json.loads(x) for x in bench(models + "mlp", "--json").splitlines() if x.startswith("{")]
     assert [line["record"] for line in lines] == ["study", "row"]
+    assert lines[1]["summary"]["speed_up"] == 1.0 and lines[1]["summary"]["median"] > 0
     assert len(lines[1]["wall"]) == 5 and lines[0]["settings"]["contenders"] == ["eager"]
 
 

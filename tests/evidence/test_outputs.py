@@ -58,6 +58,29 @@ def test_verdicts(given: Any, wanted: Any, is_right: bool) -> None:
     assert (not compared(given, wanted, TOLERANCES).problem) is is_right
 
 
+class Cache:
+    """An object that a model gives, as transformers' caches are."""
+
+    def __init__(self, keys: torch.Tensor) -> None:
+        self.layers, self.me = [{"keys": keys}], self
+
+
+def test_tensors_in_objects_are_results() -> None:
+    assert not compared([Cache(X), X], [Cache(X.clone()), X], TOLERANCES).problem
+    assert compared([Cache(X + 1), X], [Cache(X), X], TOLERANCES).problem
+    found = compared([X, X], [Cache(X), X], TOLERANCES)
+    assert found.problem == "gives 2 result(s), expected 4"
+    assert compared([Cache, 1], [Cache, 2], TOLERANCES).problem == "result 1 is 1, expected 2"
+
+
+def test_numbers_that_are_read_from_tensors() -> None:
+    assert not compared(1.0 + 1e-6, 1.0, TOLERANCES).problem
+    assert compared(1.001, 1.0, TOLERANCES).problem
+    assert compared(torch.ones(2), torch.ones(3), TOLERANCES).problem == (
+        "result 0 is torch.float32 (2,), expected torch.float32 (3,)"
+    )
+
+
 def test_a_dtype_without_a_tolerance() -> None:
     x = torch.ones(3).to(torch.float8_e4m3fn)
     with pytest.raises(EvidenceError, match=r"known for float64, .*, and a result is float8_e4m3fn: give float8"):

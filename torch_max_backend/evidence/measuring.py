@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from torch_max_backend.base.errors import EvidenceError
 from torch_max_backend.compile.pending import wait_for_compiles
 from torch_max_backend.diagnostics.report import GraphReport, reports
 from torch_max_backend.evidence.cases import Case
 from torch_max_backend.evidence.contenders import OURS, REFERENCE, base_of, compiled, stepping, subject
-from torch_max_backend.evidence.outputs import compared, with_overrides
+from torch_max_backend.evidence.outputs import compared, flattened, with_overrides
 from torch_max_backend.evidence.peak_memory import NO_PROCESS, in_a_process, of_the_allocator
 from torch_max_backend.evidence.settings import Settings
 from torch_max_backend.evidence.study import Row
@@ -124,12 +123,11 @@ def _check(started: dict[str, Started], settings: Settings) -> None:
         entry.row.problem = f"wrong results: {_shortened(found.problem)}" if found.problem else ""
 
 
-def _results(entry: Started, settings: Settings) -> Any:
+def _results(entry: Started, settings: Settings) -> list[Any]:
     """What one call gives, with random numbers from the study's seed; the process's generators are as before."""
     with torch.random.fork_rng([settings.device] if settings.device.startswith("cuda") else []):
         torch.manual_seed(settings.seed)
-        results = entry.fresh()(0)
-    return pytree.tree_map_only(torch.Tensor, lambda x: x.detach().clone(), results)
+        return flattened(entry.fresh()(0))
 
 
 def _time(started: dict[str, Started], settings: Settings, clock: CpuClock | CudaClock, at: At) -> None:

@@ -51,8 +51,35 @@ def with_overrides(given: Mapping[str, float]) -> dict[torch.dtype, float]:
     return found
 
 
+def flattened(results: Any) -> list[Any]:
+    """Results as a list: copies of tensors, plain values, and of any other object its class, then what it holds.
+
+    So the keys and values in a model's cache are results as well. A Python float is a tensor: it was read from one.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+    for leaf in pytree.tree_leaves(results):
+        _flatten(leaf, found, seen)
+    return found
+
+
+def _flatten(leaf: Any, found: list[Any], seen: set[int]) -> None:
+    if isinstance(leaf, torch.Tensor):
+        found.append(leaf.detach().clone())  # a graph that is replayed overwrites it
+    elif isinstance(leaf, float):
+        found.append(torch.tensor(leaf, dtype=torch.float32))
+    elif leaf is None or isinstance(leaf, bool | int | complex | str | bytes | torch.dtype | torch.device):
+        found.append(leaf)
+    else:
+        found.append(f"{type(leaf).__module__}.{type(leaf).__qualname__}")
+        if id(leaf) not in seen and not callable(leaf):
+            seen.add(id(leaf))
+            for inner in pytree.tree_leaves(list(getattr(leaf, "__dict__", {}).values())):
+                _flatten(inner, found, seen)
+
+
 def compared(given: Any, wanted: Any, tolerances: Mapping[torch.dtype, float]) -> Difference:
-    """The difference of a contender's results to eager's.
+    """The difference of a contender's results to eager's, both of any structure.
 
     An element of a floating-point tensor may be ``tolerance * largest |wanted| + eps`` away, where the largest is of
     its tensor; NaN and infinities must be where eager has them, and integers and booleans be equal.
@@ -60,10 +87,9 @@ def compared(given: Any, wanted: Any, tolerances: Mapping[torch.dtype, float]) -
     Raises:
         EvidenceError: There is no tolerance for a result's dtype.
     """
-    mine, theirs = (pytree.tree_leaves(x) for x in (given, wanted))
-    forms = [[_form(x) for x in leaves] for leaves in (mine, theirs)]
-    if forms[0] != forms[1]:
-        return Difference(float("inf"), float("inf"), float("inf"), f"gives {forms[0]}, expected {forms[1]}")
+    mine, theirs = flattened(given), flattened(wanted)
+    if problem := _other_form(mine, theirs):
+        return Difference(float("inf"), float("inf"), float("inf"), problem)
     largest = total = share = 0.0
     count = 0
     for a, b in zip(mine, theirs, strict=True):
@@ -77,9 +103,17 @@ def compared(given: Any, wanted: Any, tolerances: Mapping[torch.dtype, float]) -
     return Difference(largest, total / max(1, count), share, problem)
 
 
-def _form(leaf: Any) -> Any:
-    """What must be equal: shape and dtype of a tensor, else the value."""
-    return (tuple(leaf.shape), str(leaf.dtype)) if isinstance(leaf, torch.Tensor) else leaf
+def _other_form(given: list[Any], wanted: list[Any]) -> str:
+    """Where shapes, dtypes or plain values differ; empty if nowhere."""
+    if len(given) != len(wanted):
+        return f"gives {len(given)} result(s), expected {len(wanted)}"
+    forms = [[_form(x) for x in leaves] for leaves in (given, wanted)]
+    different = (i for i, (a, b) in enumerate(zip(*forms, strict=True)) if a != b)
+    return next((f"result {i} is {forms[0][i]}, expected {forms[1][i]}" for i in different), "")
+
+
+def _form(leaf: Any) -> str:
+    return f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
 
 
 def _distance(given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,8 @@ from torch_max_backend.evidence.regressions import Change
 from torch_max_backend.evidence.study import Row, Study
 
 VERSION = 1
+SUMMARY = "summary"
+"""What follows from a row's samples: for readers of a file, and not read again."""
 
 
 def to_lines(study: Study) -> str:
@@ -26,7 +28,7 @@ def to_lines(study: Study) -> str:
         "settings": study.settings,
         "roofs": study.roofs,
     }
-    rows = [{"record": "row", **dataclasses.asdict(row)} for row in study.rows]
+    rows = [{"record": "row", **dataclasses.asdict(row), SUMMARY: study.summary(row)} for row in study.rows]
     return "".join(json.dumps(_plain(line)) + "\n" for line in [head, *rows])
 
 
@@ -60,7 +62,7 @@ def load(file: Path) -> Study:
         head, *rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         if head["record"] != "study" or head["version"] != VERSION:
             raise EvidenceError(f"{file} must be a study of version {VERSION}, got version {head['version']}")
-        fields = [{k: v for k, v in row.items() if k != "record"} for row in rows]
+        fields = [{k: v for k, v in row.items() if k not in ("record", SUMMARY)} for row in rows]
         return Study(head["environment"], head["settings"], head["roofs"], [Row(**f) for f in fields])
     except OSError as error:
         raise EvidenceError(f"{file}: {error.strerror or error}") from error

@@ -106,6 +106,16 @@ class Study:
             self.settings["items"] / found["median"] if found and self.settings["items"] and not row.problem else None
         )
 
+    def summary(self, row: Row) -> dict[str, Any]:
+        """What follows from a row's samples, as JSON has it."""
+        ratio = self.speed_up(row)
+        return {
+            **(self.spread(row) or {}),
+            "speed_up": ratio.value if ratio else None,
+            "interval": [ratio.low, ratio.high] if ratio else None,
+            "rate": self.rate(row),
+        }
+
     def __str__(self) -> str:
         from torch_max_backend.evidence.markdown import markdown
 
