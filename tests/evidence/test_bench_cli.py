@@ -96,10 +96,12 @@ def test_wrong_results_have_a_status_of_their_own(models: str, tmp_path: Path, m
         ("mlp", ["--tolerance", "floot=1"], "tolerance must be for a dtype of torch"),
         ("mlp", ["--threshold", "3"], "--threshold and --fail-on-regression need --compare FILE"),
         ("mlp", ["--fail-on-regression"], "need --compare FILE"),
-        ("mlp", ["--compare", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
+        ("mlp", ["--markdown", "nowhere/study.md"], "--markdown nowhere/study.md must be a file in a folder that"),
+        ("mlp", ["--plot", "nowhere/study.svg"], "--plot nowhere/study.svg must be a file in a folder that exists"),
+        ("mlp", ["--compare", "nowhere.jsonl"], "--compare nowhere.jsonl: No such file"),
         ("mlp", ["--plot", "study.txt"], "--plot must end in one of .svg, .png, .pdf, got 'study.txt'"),
         ("mlp", ["--rounds", "1"], "rounds must be at least 2, got 1"),
-        ("mlp", ["--save", "nowhere/study.jsonl"], "--save nowhere/study.jsonl: No such file"),
+        ("mlp", ["--save", "nowhere/study.jsonl"], "--save nowhere/study.jsonl must be a file in a folder that"),
     ],
 )
 def test_bad_input_has_no_answer(
@@ -120,7 +122,9 @@ def test_a_study_of_another_machine(models: str, tmp_path: Path) -> None:
     file = tmp_path / "before.jsonl"
     bench(models + "mlp", "--save", str(file))
     file.write_text(file.read_text().replace('"threads": "', '"threads": "10', 1))
-    assert "must be of this machine: its threads is" in bench(models + "mlp", "--compare", str(file), status=2)
+    told = bench(models + "mlp", "--compare", str(file), status=2)
+    assert f"--compare {file}: the study compared with must be of this machine: its threads is" in told
+    assert "starts" not in told, "it is refused before anything is measured"
 
 
 def test_without_matplotlib_a_plot_is_refused(models: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

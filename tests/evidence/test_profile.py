@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from torch_max_backend import reports
 from torch_max_backend.base.errors import EvidenceError
 from torch_max_backend.cli import app
 from torch_max_backend.diagnostics import kernel_times
-from torch_max_backend.evidence import ncu
+from torch_max_backend.evidence import ncu, profiling
 
 made_up = pytest.mark.any_runner("tools that are made up")
 LONG, SHORT = (f"smsp__average_warps_issue_stalled_{s}_scoreboard_per_issue_active.ratio" for s in ("long", "short"))
@@ -147,6 +151,23 @@ def test_a_command_under_the_sanitizer(path: Path) -> None:
 )
 def test_what_cannot_be_profiled(arguments: list[str], message: str) -> None:
     assert message in profile(*arguments, status=2)
+
+
+def test_another_tool_runs_a_function_in_a_process_of_this_package(
+    models: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is this one here: what it is given is called, and compiled by this backend."""
+    given: list[list[str]] = []
+    monkeypatch.setattr(shutil, "which", lambda name: f"/{name}")
+    monkeypatch.setattr(subprocess, "run", lambda command: given.append(command) or types.SimpleNamespace(returncode=0))
+    profiling.sanitize([models + "mlp"], "cpu", calls=2)
+    (command,) = given
+    assert command[:5] == ["/compute-sanitizer", "--error-exitcode", "1", sys.executable, "-m"]
+    assert command[5] == profiling.__name__
+    before = len(reports())
+    profiling.main(*command[6:])
+    (report,) = reports()[before:]
+    assert report.launches and not report.islands
 
 
 # -- the built-in profiler -----------------------------------------------------------------------------------------

@@ -38,18 +38,28 @@ def changes_to_lines(changed: Sequence[Change], percent: float) -> str:
     return "".join(json.dumps(_plain(line)) + "\n" for line in lines)
 
 
+def check_folder(file: Path) -> None:
+    """Refuse a file that cannot be written, before anything is measured.
+
+    Raises:
+        EvidenceError: Its folder is not there, or is not ours to write into.
+    """
+    if not file.parent.is_dir() or file.is_dir():
+        raise EvidenceError(f"{file} must be a file in a folder that exists")
+    if not os.access(file.parent, os.W_OK):
+        raise EvidenceError(f"{file} must be in a folder that can be written into")
+
+
 def save(study: Study, file: Path) -> None:
     """Write a study; a reader never sees half of one.
 
     Raises:
         EvidenceError: The file cannot be written.
     """
+    check_folder(file)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        temporary.write_text(to_lines(study), encoding="utf-8")
-        temporary.replace(file)
-    except OSError as error:
-        raise EvidenceError(f"--save {file}: {error.strerror or error}") from error
+    temporary.write_text(to_lines(study), encoding="utf-8")
+    temporary.replace(file)
 
 
 def load(file: Path) -> Study:

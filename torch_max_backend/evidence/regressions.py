@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch_max_backend.base.errors import EvidenceError
 from torch_max_backend.evidence.settings import SAME
@@ -48,22 +49,36 @@ def check_threshold(percent: float) -> None:
         raise EvidenceError(f"threshold must be a number of per cent, 0 or more, got {percent}")
 
 
+def check_same(machine: Mapping[str, str], settings: Mapping[str, Any], old: Study) -> None:
+    """Refuse a study that others cannot be compared with, which can be told before anything is measured.
+
+    Args:
+        machine: What ``machine.identity`` gives.
+        settings: The fields of ``Settings``.
+
+    Raises:
+        EvidenceError: It is of another machine, or was made in another way.
+    """
+    for name, was in old.environment["machine"].items():
+        if machine[name] != was:
+            raise EvidenceError(
+                f"the study compared with must be of this machine: its {name} is {was!r}, here {machine[name]!r}"
+            )
+    for name in SAME:
+        if settings[name] != old.settings[name]:
+            raise EvidenceError(
+                f"the study compared with must have the same settings: its {name} is {old.settings[name]!r}, "
+                f"here {settings[name]!r}"
+            )
+
+
 def changes(new: Study, old: Study) -> list[Change]:
     """Each contender's row that counts in both studies; samples of two runs are not paired.
 
     Raises:
         EvidenceError: They are of other machines or settings, or have no row in common.
     """
-    for name, was in old.environment["machine"].items():
-        now = new.environment["machine"][name]
-        if now != was:
-            raise EvidenceError(f"the study compared with must be of this machine: its {name} is {was!r}, here {now!r}")
-    for name in SAME:
-        if new.settings[name] != old.settings[name]:
-            raise EvidenceError(
-                f"the study compared with must have the same settings: its {name} is {old.settings[name]!r}, "
-                f"here {new.settings[name]!r}"
-            )
+    check_same(new.environment["machine"], new.settings, old)
     found = list(_changes(new, old))
     if not found:
         names = [f"{r.case} {r.contender}" for r in old.rows]
