@@ -43,8 +43,8 @@ def _where(study: Study) -> Iterator[str]:
     yield "# Study"
     yield ""
     yield f"{e['date']}, " + ", ".join(f"{k} {v}" for k, v in e["versions"].items()) + "."
-    yield f"{e['machine']['device']} ({s['device']}), {e['machine']['threads']} threads of torch; "
-    yield ", ".join(f"{k}: {v}" for k, v in e["limits"].items()) + "."
+    yield f"{e['machine']['device']} ({s['device']}), {e['machine']['threads']} threads of torch."
+    yield "Limits: " + ", ".join(f"{k} {v}" for k, v in e["limits"].items()) + "."
     if e["load"] > 1:
         yield f"**Others used the machine: its load was {e['load']:g} before the start.**"
     yield ""
