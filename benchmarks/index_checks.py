@@ -22,8 +22,10 @@ from torch import nn
 
 from benchmarks.decoding import Decoder
 from benchmarks.models import gpt2_model
-from benchmarks.timing import Times, clock_for, interleave, spread
 from benchmarks.work import Call
+from torch_max_backend.measurement.clocks import Times, clock_for
+from torch_max_backend.measurement.statistics import spread
+from torch_max_backend.measurement.turns import interleave
 
 Maker = Callable[[Callable[[Any], Any]], Call]
 """Of the function that compiles: the call to be timed."""

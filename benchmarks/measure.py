@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from benchmarks.checking import differences, shape_problem, what_is_wrong
-from benchmarks.contenders import OURS, REFERENCE, compiled, stepping
 from benchmarks.suites import Case
-from benchmarks.timing import clock_for, interleave
 from benchmarks.work import Call, Work, build
+from torch_max_backend.evidence.contenders import OURS, REFERENCE, compiled, stepping
+from torch_max_backend.measurement.clocks import clock_for
+from torch_max_backend.measurement.turns import interleave
 
 DYNAMO = "torch._dynamo"
 """Imported by the first contender that compiles: it takes as long as torch itself."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suites import Suite
+from torch_max_backend.measurement.machine import cpu_name
 
 VERSION = 1
 FOLDER = Path(__file__).with_name("records")
@@ -32,29 +33,11 @@ def environment() -> Record:
         "packages": {name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "system": platform.system(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),  # before anything of ours runs
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
-
-
-def device_facts(device: str) -> Record:
-    """What torch says of a device."""
-    import torch
-
-    if not device.startswith("cuda"):
-        return {"name": _cpu(), "threads": torch.get_num_threads()}
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory": properties.total_memory,
-        "cache": properties.L2_cache_size,
-        "driver": _driver(),
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
     }
 
 
@@ -63,22 +46,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""  # run from a source tree, or not there
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _driver() -> str:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        return ""
-    return next((word for word in text.split() if word[:1].isdigit() and "." in word), "")
 
 
 def _commit() -> str:

@@ -15,9 +15,9 @@ from typing import Any
 import typer
 
 from benchmarks import record as records
-from benchmarks.contenders import OURS
 from benchmarks.tables import names_of, problems, rate_cell, requirement, rows_of, speedup_cell, time_cell
 from benchmarks.verdict import judge, judged, verdict
+from torch_max_backend.evidence.contenders import OURS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -28,8 +28,8 @@ Record = dict[str, Any]
 HEAD = """# Performance
 
 Made from the records in `benchmarks/records/` by `python -m benchmarks.report --write`; the numbers are those of the
-machines that the records name. To measure, from a clone (the wheel does not have the benchmarks, and so the command
-line has no `bench`):
+machines that the records name. To measure a model of yours, see [Benchmarking your model](benchmarking.md). To measure
+these suites, from a clone (the wheel does not have them):
 
 ```sh
 uv run python -m benchmarks.run --list                                            # suites and cases

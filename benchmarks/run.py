@@ -30,11 +30,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import record as records
-from benchmarks.contenders import REFERENCE, SETTINGS, TUNING
 from benchmarks.suites import FILE, Case, Suite, SuiteError, choose, load
 from benchmarks.tables import print_changes, print_suite, print_summary
 from benchmarks.verdict import compare
 from benchmarks.workers import Caches, Worker, WorkerFailed, side_by_side
+from torch_max_backend.evidence.contenders import REFERENCE, SETTINGS, TUNING
 
 CACHES = Path(tempfile.gettempdir()) / "torch-max-backend-benchmarks"
 NOT_COMPILED = "not compiled: "

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.contenders import OURS, SETTINGS
 from benchmarks.verdict import Change, Judgement, judge, judged, verdict
+from torch_max_backend.evidence.contenders import OURS, SETTINGS
 
 Record = dict[str, Any]
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from benchmarks.checking import differences, what_is_wrong
-from benchmarks.contenders import REFERENCE, compiled
 from benchmarks.steps import Training, loss_of
+from torch_max_backend.evidence.contenders import REFERENCE, compiled
 
 Built = tuple[nn.Module, dict[str, torch.Tensor]]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.contenders import OURS
+from torch_max_backend.evidence.contenders import OURS
 
 Row = dict[str, Any]
 

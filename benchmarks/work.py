@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-Function = Callable[..., Any]
-Call = Callable[[int], Any]
+from torch_max_backend.evidence.contenders import Function
+from torch_max_backend.measurement.clocks import Call
+
 Piece = tuple[int, tuple[slice, ...], torch.Tensor]
 """Number of an output, a part of it, and the exact values of that part."""
 

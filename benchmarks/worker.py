@@ -15,11 +15,13 @@ from typing import Any
 
 def run(task: dict[str, Any], at: Any) -> Any:
     """The result of one task."""
-    from benchmarks import measure, record, timing
+    from benchmarks import measure
     from benchmarks.suites import Case
+    from torch_max_backend.measurement.machine import device_facts
+    from torch_max_backend.measurement.roofs import copy_bandwidth
 
     if task["task"] == "ceilings":
-        return {"copy_bytes_per_s": timing.copy_bandwidth(task["device"]), **record.device_facts(task["device"])}
+        return {"copy_bytes_per_s": copy_bandwidth(task["device"]), **device_facts(task["device"])}
     case = Case(**task["case"])
     if task["task"] == "compile":
         at(task["contenders"][0])

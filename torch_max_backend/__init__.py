@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch_max_backend.compile.pending import wait_for_compiles
     from torch_max_backend.diagnostics.kernel_times import kernel_times
     from torch_max_backend.diagnostics.report import reports
+    from torch_max_backend.evidence.study import study
     from torch_max_backend.ops.mojo_op import mojo_op
     from torch_max_backend.patching.patch import patch
     from torch_max_backend.runtime.index_reports import synchronize
@@ -61,6 +62,7 @@ _WHERE = {
     "mojo_op": "ops.mojo_op",
     "patch": "patching.patch",
     "reports": "diagnostics.report",
+    "study": "evidence.study",
     "synchronize": "runtime.index_reports",
     "wait_for_compiles": "compile.pending",
 }
@@ -81,6 +83,7 @@ __all__ = [
     "mojo_op",
     "patch",
     "reports",
+    "study",
     "synchronize",
     "wait_for_compiles",
 ]

@@ -1,4 +1,4 @@
-"""The command line: ``torch-max-backend demo``, ``coverage``, ``report``, ``env``, ``options`` and ``cache``."""
+"""The command line: ``torch-max-backend demo``, ``coverage``, ``report``, ``bench``, ``env``, ``cache`` and others."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import importlib.metadata
 import json
 import platform
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from torch_max_backend import cache_cli
+from torch_max_backend import cache_cli, evidence_cli
 from torch_max_backend.base.versions import check_this_environment
+from torch_max_backend.evidence_cli import no_answer
 from torch_max_backend.options import ENVIRONMENT_ONLY, PREFIX, table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(evidence_cli.app)
 app.add_typer(cache_cli.app, name="cache")
 
 
@@ -110,7 +109,7 @@ def coverage(
     from torch_max_backend.diagnostics.graph_plot import svg
     from torch_max_backend.frontend.prebuild import load_function
 
-    with _no_answer():
+    with no_answer():
         found = coverage_of(load_function(function), device, training)
     if plot is not None:
         plot.write_text(svg(found.graphs), encoding="utf-8")
@@ -141,29 +140,17 @@ def report(
         raise typer.BadParameter(f"--output is {str(output)!r}: its name must end in .md or .json")
     if with_data and not function:
         raise typer.BadParameter("--with-data needs a function")
-    with _no_answer():
+    with no_answer():
         write_report(output, load_function(function) if function else None, device, training, with_data)
     typer.echo(f"wrote {output}")
 
 
-@contextmanager
-def _no_answer() -> Iterator[None]:
-    """Turn what goes wrong in a user's function, or on the way to it, into a message and exit status 2."""
-    from torch_max_backend.base.errors import MaxBackendError
-
-    try:
-        yield
-    except MaxBackendError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
-        raise typer.Exit(2) from error
-    except Exception as error:  # the user's function may raise anything
-        traceback.print_exc()
-        typer.echo(f"the function raised {type(error).__name__}", err=True)
-        raise typer.Exit(2) from error
-
-
 @app.command()
-def env() -> None:
+def env(
+    measure: bool = typer.Option(
+        False, "--measure", help="Measure copies, products, launches and a compile, and keep them."
+    ),
+) -> None:
     """Show versions, devices and the cache, and run one op against torch."""
     import torch
 
@@ -196,6 +183,24 @@ def env() -> None:
     console.print(f"gelu through the backend: largest difference to torch {difference:.1e}")
     if not difference < 1e-5:
         raise typer.Exit(1)
+    if measure:
+        _measure(console)
+
+
+def _measure(console: Console) -> None:
+    """Measure the roofs of every device, show and keep them."""
+    import torch
+
+    from torch_max_backend.measurement import roofs
+
+    for device in ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))):
+        with no_answer():
+            found = roofs.measure(device)
+        result = Table(show_header=False)
+        for name, value in found.rows():
+            result.add_row(name, value)
+        console.print(result)
+        console.print(f"kept in {roofs.keep(found)}", soft_wrap=True)
 
 
 @app.command()

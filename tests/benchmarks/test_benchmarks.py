@@ -16,12 +16,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import contenders, decoding, measure, models, ops, record, report, run, steps, timing
+from benchmarks import decoding, measure, models, ops, record, report, run, steps
 from benchmarks.checking import Difference, differences, what_is_wrong
 from benchmarks.suites import Case, SuiteError, choose, expand, load
 from benchmarks.verdict import compare, geometric_mean, judge, verdict
 from benchmarks.work import build
 from benchmarks.workers import Worker, WorkerFailed, side_by_side
+from torch_max_backend.evidence import contenders
+from torch_max_backend.measurement import clocks
+from torch_max_backend.measurement.statistics import spread
+from torch_max_backend.measurement.turns import interleave
 
 pytestmark = pytest.mark.any_runner("the benchmarks' own arithmetic, with eager as the contender")
 
@@ -220,9 +224,9 @@ def test_where_eager_is_exact_nothing_may_differ() -> None:
 
 # -- times ---------------------------------------------------------------------------------------------------------
 def test_spread() -> None:
-    found = timing.spread([5.0, 1.0, 2.0, 4.0, 3.0])
+    found = spread([5.0, 1.0, 2.0, 4.0, 3.0])
     assert found == {"median": 3.0, "q1": 2.0, "q3": 4.0, "least": 1.0, "samples": 5}
-    assert timing.spread([2.0])["q3"] == 2.0
+    assert spread([2.0])["q3"] == 2.0
 
 
 def test_contenders_take_turns_and_fail_alone() -> None:
@@ -236,66 +240,16 @@ def test_contenders_take_turns_and_fail_alone() -> None:
 
         return one
 
-    class Clock(timing.CpuClock):
+    class Clock(clocks.CpuClock):
         def calibrate(self, call: Any) -> int:
             return 1
 
     calls = {"a": call("a"), "b": call("b", 1), "c": call("c")}
-    times, errors = timing.interleave(calls, Clock(0.0), 3)
+    times, errors = interleave(calls, Clock(0.0), 3)
     assert order == ["a", "b", "c", "b", "c", "a", "c", "a"]
     assert list(times) == ["a", "c"]
     assert len(times["a"].wall) == 3
     assert errors == {"b": "ValueError: no more"}
-
-
-class SimulatedGpu:
-    """A host that takes its time to enqueue, and a device that works in order."""
-
-    def __init__(self, host_s: float, kernel_s: float) -> None:
-        self.host_s, self.kernel_s, self.host, self.device = host_s, kernel_s, 0.0, 0.0
-
-    def enqueue(self, seconds: float, cost: float = 0.0) -> float:
-        self.host += cost
-        self.device = max(self.device, self.host) + seconds
-        return self.device
-
-    def synchronize(self) -> None:
-        self.host = max(self.host, self.device)
-
-    def call(self, number: int) -> None:
-        self.enqueue(self.kernel_s, self.host_s)
-
-    def event(self, **_: Any) -> Any:
-        gpu = self
-
-        class Event:
-            def record(self) -> None:
-                self.at = gpu.enqueue(0.0)
-
-            def synchronize(self) -> None:
-                gpu.host = max(gpu.host, self.at)
-
-            def elapsed_time(self, other: Any) -> float:
-                return (other.at - self.at) * 1e3
-
-        return Event()
-
-
-@pytest.mark.parametrize(("host_s", "kernel_s"), [(50e-6, 5e-6), (50e-6, 5e-3), (1e-3, 1e-4)])
-def test_device_time_does_not_depend_on_the_host(
-    host_s: float, kernel_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = SimulatedGpu(host_s, kernel_s)
-    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
-    monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: gpu.enqueue(cycles / 2e9))
-    monkeypatch.setattr(time, "perf_counter", lambda: gpu.host)
-    times, errors = timing.interleave({"x": gpu.call}, timing.CudaClock(0.005), 3)
-    found = times["x"].as_json()
-    assert not errors
-    assert found["device"]["median"] == pytest.approx(kernel_s, rel=1e-6)
-    assert found["host"]["median"] == pytest.approx(host_s, rel=1e-6)
-    assert found["wall"]["median"] == pytest.approx(max(host_s, kernel_s), rel=0.25)
 
 
 # -- a case from end to end, in this process -----------------------------------------------------------------------

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from mojo.run import subprocess_run_mojo
 
 from tests.support.harness import STRICT
 from torch_max_backend import compile_together
 from torch_max_backend.array import page
 from torch_max_backend.aten_functions.registry import aten_functions, missing_names
+from torch_max_backend.cli import app
 from torch_max_backend.diagnostics.docs import with_options
 from torch_max_backend.ops.page import with_tables
 from torch_max_backend.options import resolve
@@ -28,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SKILLS = sorted(ROOT.glob(".claude/skills/*/SKILL.md"))
 AS_PROGRAMS = "docs/why-is-this-slow.md"
 DEBUGGING = "docs/debugging.md"
+BENCHMARKING = "docs/benchmarking.md"
 WITH_CODE = ["README.md", "CONTRIBUTING.md", "docs/public-ops.md", *(str(p.relative_to(ROOT)) for p in SKILLS)]
 PAGES = sorted(
     {*WITH_CODE, "CHANGELOG.md", "SECURITY.md", *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))}
@@ -120,6 +124,24 @@ def test_the_page_on_debugging_runs(
         torch._logging.set_logs()
     told, (shown,) = capsys.readouterr().out, [b for b in blocks(DEBUGGING, "text") if "graph(s)" in b]
     assert [line.rstrip() for line in told.splitlines()] == shown.splitlines()
+
+
+def test_the_page_on_benchmarking_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")
+    run_python(BENCHMARKING, folder)
+    told = capsys.readouterr().out
+    assert "## block" in told and "- max: 1 graph(s), 3 kernel launches" in told
+    assert "| max |" in told and "islands" not in told
+
+
+@pytest.mark.any_runner("usage")
+@pytest.mark.parametrize("command", [line for block in blocks(BENCHMARKING, "sh") for line in block.splitlines()])
+def test_its_options_exist(command: str) -> None:
+    program, name, *arguments = shlex.split(command)
+    assert program == "torch-max-backend"
+    typer.main.get_command(app).commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
 
 
 @pytest.mark.any_runner("texts")

@@ -82,6 +82,10 @@ class CoverageError(MaxBackendError, RuntimeError):
     """A function cannot be looked at without being run, or what should give a model gives something else."""
 
 
+class EvidenceError(MaxBackendError, ValueError):
+    """A study, a record or a profile was asked for that cannot be made; the message has the argument and its limit."""
+
+
 class VerifyError(MaxBackendError, RuntimeError):
     """With ``verify``, a region's result differs from torch's by more than rounding.
 

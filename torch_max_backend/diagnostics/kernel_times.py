@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import io
-import time
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
+from torch_max_backend.measurement.roofs import copy_speed
 from torch_max_backend.runtime.profiler_ranges import PREFIX, UNITS, parsed
-
-COPIED = 1 << 27
-"""Bytes of the tensor that is copied to measure a copy's speed: more than caches hold."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +36,13 @@ class Row:
 class KernelTimes:
     """Rows of a profile, the longest first. ``str()`` is a table.
 
-    ``copy_bytes_per_second`` is what a copy of a large tensor reads and writes in a second on this machine.
+    ``copy_bytes_per_second`` is what a copy of a large tensor reads and writes in a second on this machine, and
+    ``copy_source`` where that figure is from.
     """
 
     rows: tuple[Row, ...]
     copy_bytes_per_second: float
+    copy_source: str = "measured now"
 
     @property
     def seconds(self) -> float:
@@ -59,7 +56,8 @@ class KernelTimes:
 
     def table(self) -> Table:
         """The rows for a terminal."""
-        title = f"{self.seconds * 1e3:.1f} ms; a copy moves {self.copy_bytes_per_second / 1e9:.3g} GB/s"
+        copy = f"a copy moves {self.copy_bytes_per_second / 1e9:.3g} GB/s ({self.copy_source})"
+        title = f"{self.seconds * 1e3:.1f} ms; {copy}"
         table = Table(title=title, title_justify="left")
         table.add_column("what", overflow="fold")
         for head in ("launches", "µs a launch", "time", "bytes", "GB/s", "of a copy"):
@@ -111,25 +109,12 @@ def kernel_times(profile: Any) -> KernelTimes:
     if not rows:
         raise ValueError('no kernel is in the profile: compile with options={"profile": True}')
     rows.sort(key=lambda row: -row.seconds)
-    return KernelTimes(tuple(rows), copy_speed())
+    return KernelTimes(tuple(rows), *copy_speed())
 
 
 def _kind(name: str) -> str:
     first = name.split()[0].rstrip("0123456789")
     return first if first in ("kernel", "program", "region", "torch") else "library"
-
-
-@functools.cache
-def copy_speed() -> float:
-    """Bytes that torch's copy of a large tensor reads and writes in a second, measured once."""
-    source = torch.zeros(COPIED // 4)
-    target = torch.zeros_like(source)
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        target.copy_(source)
-        best = min(best, time.perf_counter() - start)
-    return 2 * COPIED / best
 
 
 def _size(count: int) -> str:

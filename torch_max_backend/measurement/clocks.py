@@ -1,16 +1,21 @@
-"""Times of calls: on a GPU by events that never wait for the host, on the CPU by the clock; contenders in turns."""
+"""Times of calls: on a GPU by events that never wait for the host, on the CPU by the clock."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from benchmarks.work import Call
+from torch_max_backend.measurement.statistics import spread
+
+Call = Callable[[int], Any]
+"""Does unit number ``i`` of some work: a call with one of several sets of inputs, or the next token."""
+Flush = Callable[[], object]
+"""Drives out of the caches what the next call reads."""
 
 MOST_CALLS = 400
 LONGEST_HEAD_START_S = 0.2
@@ -32,19 +37,14 @@ class Times:
         return {name: spread(values) for name, values in vars(self).items() if values}
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Median, quartiles, least and number of some values."""
-    quarter, median, three_quarters = (
-        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    )
-    return {"median": median, "q1": quarter, "q3": three_quarters, "least": min(values), "samples": len(values)}
-
-
 class CpuClock:
-    """Times calls that are over when they return."""
+    """Times calls that are over when they return.
 
-    def __init__(self, sample_s: float) -> None:
-        self.sample_s = sample_s
+    With ``flush`` a sample is one call behind a flush, else as many as take ``sample_s``.
+    """
+
+    def __init__(self, sample_s: float, flush: Flush | None = None) -> None:
+        self.sample_s, self.flush = sample_s, flush
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
@@ -52,7 +52,7 @@ class CpuClock:
     def calibrate(self, call: Call) -> int:
         """How many calls make a sample: by a loop as long as one, since a few cold calls take many times longer."""
         count = _calls_for(self.sample_s, self.loop(call, 0, 3))
-        return _calls_for(self.sample_s, self.loop(call, 3, count))
+        return 1 if self.flush else _calls_for(self.sample_s, self.loop(call, 3, count))
 
     def loop(self, call: Call, start: int, count: int) -> float:
         """Seconds a call of ``count`` calls, numbered from ``start``."""
@@ -63,6 +63,8 @@ class CpuClock:
 
     def sample(self, call: Call, start: int, count: int, times: Times) -> None:
         """Add one sample."""
+        if self.flush:
+            self.flush()
         times.wall.append(self.loop(call, start, count))
 
 
@@ -80,8 +82,8 @@ class CudaClock:
     HOST_CALLS = 4
     """Calls in a sample of the host's time: few, because a full queue makes the host wait."""
 
-    def __init__(self, sample_s: float) -> None:
-        self.sample_s = sample_s
+    def __init__(self, sample_s: float, flush: Flush | None = None) -> None:
+        self.sample_s, self.flush = sample_s, flush
         self.begin, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.cycles_per_s = self._spin_rate()
         self.counts: dict[int, tuple[int, float]] = {}
@@ -111,6 +113,7 @@ class CudaClock:
         count = _calls_for(self.sample_s, device)
         if host > 0:
             count = max(1, min(count, self.MOST_CALLS, int(LONGEST_HEAD_START_S / host)))
+        count = 1 if self.flush else count
         self.counts[id(call)] = count, host
         return count
 
@@ -148,67 +151,24 @@ class CudaClock:
     def sample(self, call: Call, start: int, count: int, times: Times) -> None:
         """Add one sample of each kind."""
         _, host = self.counts[id(call)]
+        if self.flush:
+            self.flush()
         times.device.append(self.device(call, start, count, host * count))
+        if self.flush:
+            self.flush()
         times.wall.append(self.loop(call, start, count))
         times.host.append(self.host(call, start, min(count, self.HOST_CALLS)))
+
+
+def on_device(device: str) -> AbstractContextManager[Any]:
+    """Have a GPU be torch's current one inside the block, since that is the one whose end is waited for."""
+    return torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
 
 
 def _calls_for(sample_s: float, seconds: float) -> int:
     return max(1, min(MOST_CALLS, round(sample_s / max(seconds, 1e-9))))
 
 
-def clock_for(device: str, sample_s: float) -> CpuClock | CudaClock:
+def clock_for(device: str, sample_s: float, flush: Flush | None = None) -> CpuClock | CudaClock:
     """The clock of a device."""
-    return CudaClock(sample_s) if device.startswith("cuda") else CpuClock(sample_s)
-
-
-def interleave(
-    calls: dict[str, Call], clock: CpuClock | CudaClock, rounds: int, at: Callable[[str], None] = lambda name: None
-) -> tuple[dict[str, Times], dict[str, str]]:
-    """Samples of every contender, in turns, each round beginning with another one.
-
-    Returns:
-        Times by contender, and what contenders raised; these have no times.
-    """
-    counts: dict[str, int] = {}
-    errors: dict[str, str] = {}
-    times = {name: Times() for name in calls}
-    started = dict.fromkeys(calls, 0)
-
-    def attempt(name: str, what: Callable[[], None]) -> None:
-        at(name)
-        try:
-            what()
-        except Exception as error:
-            errors[name] = f"{type(error).__name__}: {error}"
-            del times[name]
-
-    def calibrate(name: str) -> None:
-        counts[name] = clock.calibrate(calls[name])
-
-    def sample(name: str) -> None:
-        clock.sample(calls[name], started[name], counts[name], times[name])
-        started[name] += counts[name]
-
-    for name in calls:
-        attempt(name, lambda name=name: calibrate(name))  # type: ignore[misc]
-    order = list(calls)
-    for number in range(rounds):
-        turn = number % len(order)
-        for name in order[turn:] + order[:turn]:
-            if name in times:
-                attempt(name, lambda name=name: sample(name))  # type: ignore[misc]
-    return times, errors
-
-
-def copy_bandwidth(device: str) -> float:
-    """Bytes a second of a copy of one large buffer to another, counting what is read and what is written."""
-    size = 2**30 if device.startswith("cuda") else 2**27
-    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    clock = clock_for(device, 0.02)
-    times, errors = interleave({"copy": lambda number: target.copy_(source)}, clock, 9)
-    if errors:
-        raise RuntimeError(errors["copy"])
-    found = times["copy"].device or times["copy"].wall
-    return 2 * size / statistics.median(found)
+    return CudaClock(sample_s, flush) if device.startswith("cuda") else CpuClock(sample_s, flush)

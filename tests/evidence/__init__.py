@@ -1,0 +1,1 @@
+"""Studies, their records, and profiles."""

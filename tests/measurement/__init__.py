@@ -1,0 +1,1 @@
+"""Times, intervals and facts of the machine."""
