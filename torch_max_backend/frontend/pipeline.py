@@ -23,6 +23,7 @@ from torch_max_backend.capture.fake_tensors import symbols_of, tensors_of, value
 from torch_max_backend.capture.freezing import freeze
 from torch_max_backend.capture.graph_passes import rewrite
 from torch_max_backend.capture.joint_graph import BACKWARD
+from torch_max_backend.capture.pointwise_gradients import split_pointwise_gradients
 from torch_max_backend.capture.specialization import specialize
 from torch_max_backend.capture.user_controlled_ops import left_to_torch
 from torch_max_backend.codegen.call_path_writer import RegionCheck, call_spec
@@ -63,7 +64,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
     take_strides(gm, example_inputs)
     static = _static_inputs(gm)
     with left_to_torch(options.torch_executed_ops):
-        gm = _frozen(rewrite(gm), static, options)
+        gm = _rewritten(gm, static, options)
     subgraphs = compile_subgraphs(gm, options, compile_graph)
     cut = _Cut(gm, options)
     unsaved = ""
@@ -109,8 +110,11 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
     return build.graph
 
 
-def _frozen(gm: fx.GraphModule, static: frozenset[int], options: Options) -> fx.GraphModule:
-    """The graph with the option ``freeze``, which needs programs and this machine's weights, and no comparison."""
+def _rewritten(gm: fx.GraphModule, static: frozenset[int], options: Options) -> fx.GraphModule:
+    """The graph after all passes. ``freeze`` needs programs and this machine's weights, and no comparison."""
+    gm = rewrite(gm)
+    if runs_programs(options):
+        split_pointwise_gradients(gm)
     if options.freeze and not options.verify and runs_programs(options) and elsewhere() is None:
         freeze(gm, static)
     return gm
@@ -166,7 +170,7 @@ def _begin_backward(backward: fx.GraphModule | None, options: Options) -> None:
         with unset_fake_temporarily():
             gm = copy.deepcopy(backward)
         with left_to_torch(options.torch_executed_ops):
-            gm = rewrite(gm)
+            gm = _rewritten(gm, frozenset(), options)
         cut = _Cut(gm, options)
         while True:
             plan, programs = cut.plan()

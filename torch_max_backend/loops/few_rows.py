@@ -13,7 +13,7 @@ import torch
 from torch_max_backend.loops.program import Ref
 from torch_max_backend.loops.tensor import Tensor
 
-ROWS = {torch.float32: range(2, 17), torch.bfloat16: range(2, 17)}
+ROWS = {torch.float32: range(3, 9), torch.bfloat16: range(2, 17)}
 """The numbers of rows for which loops are faster than a library, by the dtype of the operands."""
 LONG, MANY, LARGE = 256, 64, 1 << 19
 """Rows, columns and elements of a matrix from which that is so."""

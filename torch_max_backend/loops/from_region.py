@@ -23,12 +23,12 @@ from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTI
 from torch_max_backend.base.errors import LoweringError, Unsupported
 from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
-from torch_max_backend.loops import pointwise_convolution
+from torch_max_backend.loops import few_rows, pointwise_convolution
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, library_of
-from torch_max_backend.loops.narrow_products import product_of_a_row
+from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops, product_of_a_row
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref, Scatter, dense_strides
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
@@ -231,10 +231,8 @@ class FromRegion:
             if value.device not in (self.device, torch.device("meta")):
                 raise Unsupported(f"a program on {self.device} has no tensor on {value.device}")
         rule = rule_of(target)
-        if self.has_row_products and (
-            row := product_of_a_row(self.builder.program, self.node, target, args, dict(kwargs))
-        ):
-            return row
+        if self.has_row_products and (rows := self._product_as_loops(target, args, dict(kwargs))):
+            return rows
         if self._is_for_library(target, args):
             return self._library(target, args, kwargs, promise)
         if rule is not None:
@@ -244,6 +242,15 @@ class FromRegion:
         if library_of(target):
             return self._library(target, args, kwargs, promise)
         return self._taken_apart(target, args, kwargs)
+
+    def _product_as_loops(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+        """What a product gives that takes the time of reading its matrix, which loops do faster than a library."""
+        if (row := product_of_a_row(self.builder.program, self.node, target, args, kwargs)) is not None:
+            return row
+        if target not in PRODUCTS:
+            return None
+        matrix = self._in_place(args[-1]) if source_of(args[-1]) in self.memory else None
+        return product_as_loops(args, kwargs) if few_rows.is_product(args, matrix) else None
 
     def _held_against_promise(self, node: fx.Node, result: Any) -> Any:
         """The result, with symbolic sizes as torch spells them."""

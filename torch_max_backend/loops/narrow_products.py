@@ -11,7 +11,7 @@ shifted to be unsigned, one loop for both reads it once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,24 +35,26 @@ def product_of_a_row(
     """
     if target is aten._int_mm.default:
         return _int_mm(*args) if node.target is target and _is_read_again(node) else None
-    make = _PRODUCTS.get(target)
-    return None if make is None else make(program, *args, **kwargs)
+    if target not in PRODUCTS or args[-2].shape[0] != 1 or not _is_narrow(program, args[-1]):
+        return None
+    return product_as_loops(args, kwargs)
 
 
 # mm(Tensor self, Tensor mat2) -> Tensor
-def _mm(program: Program, self: Tensor, mat2: Tensor) -> Tensor | None:
-    if self.shape[0] != 1 or not _is_narrow(program, mat2):
-        return None
-    return _rounded(_sums(self, mat2, computed_in(self.dtype)), self.dtype)
-
-
 # addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor
-def _addmm(program: Program, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor | None:
-    if mat1.shape[0] != 1 or beta != 1 or alpha != 1 or not _is_narrow(program, mat2):
+PRODUCTS = (aten.mm.default, aten.addmm.default)
+
+
+def product_as_loops(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+    """What a product or a sum with one gives, with nothing else rounded; ``None`` for other factors than one."""
+    *summands, rows, matrix = args
+    if any(factor != 1 for factor in kwargs.values()):
         return None
-    sums = _sums(mat1, mat2, computed_in(mat1.dtype))
-    bias = broadcast_at(self, sums.shape)
-    return define(sums.shape, mat1.dtype, lambda index: sums.at(index) + cast(bias(index), sums.dtype))
+    sums = _sums(rows, matrix, computed_in(rows.dtype))
+    if not summands:
+        return _rounded(sums, rows.dtype)
+    bias = broadcast_at(summands[0], sums.shape)
+    return define(sums.shape, rows.dtype, lambda index: sums.at(index) + cast(bias(index), sums.dtype))
 
 
 # _int_mm(Tensor self, Tensor mat2) -> Tensor
@@ -69,10 +71,6 @@ def _is_read_again(product: fx.Node) -> bool:
 
 
 _VIEWS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default)
-_PRODUCTS: dict[object, Callable[..., Tensor | None]] = {
-    aten.mm.default: _mm,
-    aten.addmm.default: _addmm,
-}
 
 
 def _sums(row: Tensor, matrix: Tensor, dtype: torch.dtype) -> Tensor:

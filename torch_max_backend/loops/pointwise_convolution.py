@@ -1,7 +1,7 @@
 """Convolutions of one tap as products: a row for each place, a column for each channel of the result.
 
-On a CPU, ATen's product takes 0.5 to 1.0 times as long as its convolution at every size from 1 x 1 x 16 to
-56 x 56 x 64 and 16 x 16 x 1280, in float32 and bfloat16: a convolution puts its weight into blocks in every call.
+On a CPU, ATen's product takes 0.5 to 1.0 times as long as its convolution, in float32 and bfloat16, unless an image has
+many places and many channels: a convolution puts its weight into blocks in every call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.tensor import Shape, Tensor
 
 DTYPES = (torch.float32, torch.bfloat16)
+FEW_PLACES, FEW_CHANNELS = 2048, 40
+"""Places of all images, or channels of an image, up to which a product is faster."""
 
 
 # convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
@@ -31,12 +33,17 @@ def is_product(args: Sequence[Any]) -> bool:
         and all(s == 1 for s in stride)
         and all(p == 0 for p in padding)
         and not any(n == 0 for n in (*x.shape, *weight.shape))
+        and (x.shape[1].typical <= FEW_CHANNELS or _places(x).typical <= FEW_PLACES)
     )
+
+
+def _places(x: Tensor) -> Index:
+    return product([x.shape[0], *x.shape[2:]])
 
 
 def operands(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The image as ``[places, channels]``, and the weight as ``[channels, channels of the result]``."""
-    batch, channels, *sizes = x.shape
+    channels, *sizes = x.shape[1:]
 
     def at(index: Shape) -> Any:
         place, channel = index
@@ -47,7 +54,7 @@ def operands(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         return x.at((place, channel, *reversed(own)))
 
     zeros = (Index.of(0),) * len(sizes)
-    rows = Tensor((product([batch, *sizes]), channels), x.dtype, at)
+    rows = Tensor((_places(x), channels), x.dtype, at)
     turned = Tensor((channels, weight.shape[0]), weight.dtype, lambda index: weight.at((index[1], index[0], *zeros)))
     return rows, turned
 

@@ -1,7 +1,8 @@
-"""Reductions of several outer iterations at once, which share what they read: a matrix times one row.
+"""Reductions of several outer iterations at once, which share what they read: a matrix times one row, or a few.
 
 A thread that sums ``w[i, r] * x[r]`` for four neighbouring ``i`` reads and converts ``x`` once for all of them, follows
-four streams of memory, and has sums that do not wait for each other.
+four streams of memory, and has sums that do not wait for each other. With a few rows, ``w[i, r] * x[j, r]``, it sums
+those of four ``j``: a row of the large ``w`` is read from memory once for all.
 
 Before: ``t0 = sum of mul(w[8*i + r], x[r])``.
 After: ``t0.0 = sum of mul(w[8*i + r], x[r])``, ``t0.1 = sum of mul(w[8*i + 8 + r], x[r])``, and so on.
@@ -20,18 +21,28 @@ ROWS = 4
 """Outer iterations at once: more of them need more registers than there are."""
 LONG, MANY = 128, 64
 """Elements of a reduction, and outer iterations, from which it pays."""
+FEW, LARGE = 16, 1 << 18
+"""Outer iterations up to which they are the innermost loop, for the sake of so many elements that they share."""
 
 
 def rows_at_once(n: Nest) -> Nest:
-    """The nest with the stages for :data:`ROWS` iterations of its last outer loop at once, where these share reads."""
+    """The nest with the stages for several iterations of its last outer loop at once, where these share reads.
+
+    A short outer loop becomes the last one if its iterations share what is large.
+    """
     if n.vector is not None or not n.outer or any(s.free or not _is_plain(s) for s in n.stages):
         return n
-    v = n.outer[-1]
-    if cost.count([v]) < MANY or not any(_shares_reads(s, v) for s in n.stages):
+    short = [v for v in n.outer if 1 < cost.count([v]) <= FEW and any(_shares_large_reads(s, v) for s in n.stages)]
+    v = short[0] if len(short) == 1 and cost.count(n.outer) >= MANY * cost.count(short) else n.outer[-1]
+    if v not in short and cost.count([v]) < MANY:
+        return n
+    if not any(_shares_reads(s, v) for s in n.stages):
         return n
     if any(isinstance(w.size, Index) and v in w.size.variables for s in n.stages for w in s.inner):
         return n
-    return dataclasses.replace(n, rows=ROWS, several=_several(n.stages, v))
+    rows = min(ROWS, cost.count([v])) if v in short else ROWS
+    outer = (*(w for w in n.outer if w != v), v)
+    return dataclasses.replace(n, outer=outer, rows=rows, several=_several(n.stages, v, rows))
 
 
 def _is_plain(stage: StageNest) -> bool:
@@ -48,7 +59,17 @@ def _shares_reads(stage: StageNest, v: Var) -> bool:
     return any(v in found for found in inside) and any(v not in found for found in inside)
 
 
-def _several(stages: tuple[StageNest, ...], v: Var) -> tuple[StageNest, ...]:
+def _shares_large_reads(stage: StageNest, v: Var) -> bool:
+    """Whether a long reduction along memory reads much that is the same for all ``v``, and little that is not."""
+    if not _shares_reads(stage, v):
+        return False
+    read = [variables(x) for s in stage.statements for x in walk(s.body) if isinstance(x, Load) and x.index]
+    shared = [cost.count(found) for found in read if v not in found]
+    own = [cost.count(found) for found in read if v in found]
+    return max(shared) >= LARGE and max(shared) >= MANY // FEW * max(own)
+
+
+def _several(stages: tuple[StageNest, ...], v: Var, rows: int) -> tuple[StageNest, ...]:
     """The stages with each statement once for each row. What one writes is kept in registers, and written after it."""
     own = {s.name for stage in stages for s in stage.statements}
     found: list[StageNest] = []
@@ -56,7 +77,7 @@ def _several(stages: tuple[StageNest, ...], v: Var) -> tuple[StageNest, ...]:
         copies: list[Statement] = []
         stores: list[Statement] = []
         for s in stage.statements:
-            for k in range(ROWS):
+            for k in range(rows):
                 copies.append(_of_row(s, v, k, own))
                 if s.address is not None:
                     stores.append(_store_of(s, copies[-1]))
