@@ -19,6 +19,7 @@ from torch_max_backend.base.versions import check_this_environment
 from torch_max_backend.capture.composite_ops import lay_masks_in_rows, records_gradients, stay_whole
 from torch_max_backend.capture.whole_image_ops import image_ops_stay_whole
 from torch_max_backend.diagnostics import logs
+from torch_max_backend.diagnostics.function_hints import hint_at_function
 from torch_max_backend.frontend.direct_call import direct_call, graphs_of_a_trace
 from torch_max_backend.frontend.warm_start import is_ahead_of_time, warm_start
 from torch_max_backend.options import Options, resolve
@@ -52,6 +53,7 @@ def max_backend(
     if is_ahead_of_time():
         chosen = dataclasses.replace(chosen, compile="wait")
     logs.configure(chosen)
+    hint_at_function(gm, example_inputs)
     devices = {value.device for value in example_inputs if isinstance(value, torch.Tensor)}
     _check_devices(devices, chosen)
     trace = functools.partial(_trace, options=chosen, devices=devices)

@@ -35,6 +35,7 @@ from torch_max_backend.compile.compiler import (
 from torch_max_backend.compile.pending import is_deferring
 from torch_max_backend.compile.programs import Program, libraries_of, programs_of, runs_programs
 from torch_max_backend.diagnostics import dry_run
+from torch_max_backend.diagnostics.perf_hints import hint_at_graph
 from torch_max_backend.diagnostics.report import GraphReport, ProgramReport
 from torch_max_backend.frontend.compiled_graph import CompiledGraph
 from torch_max_backend.frontend.saved_layouts import report_strides, set_free, take_strides
@@ -100,6 +101,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
             unsaved = "MAX's compiler failed on it, and another process may have more luck"
             for region in plan.regions:
                 cut.refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
+    hint_at_graph(gm, plan, programs.__contains__)
     report_strides(plan, gm, {k: p.written for k, p in programs.items()})
     if plan.islands:
         warnings.warn(build.report(CompileStats(len(plan.regions))).warning(), stacklevel=2)

@@ -31,6 +31,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from torch_max_backend.base.torch_logs import CACHE, show
+
 log = logging.getLogger("torch_max_backend")
 
 FORMAT = "v1"
@@ -230,6 +232,7 @@ class Store:
 
     def note_lookup(self, key: str, answer: str) -> None:
         """Append to the list of lookups; what does not fit into :data:`LOOKUPS_KEPT` bytes is forgotten."""
+        show(CACHE, "region %s in %s: %s", key[:12], self.folder, answer)
         self._append("lookups.jsonl", {"pid": os.getpid(), "key": key, "answer": answer})
 
     def lookups(self) -> list[dict[str, Any]]:
