@@ -149,7 +149,7 @@ def coverage_of(make: Callable[..., Any], device: str = "cpu", training: bool = 
     """
     with _machine(device, training) as mode, conversion_of_fake_modules():
         kind = device.partition(":")[0]
-        fn, args, kwargs = _model(make(*((kind,) if inspect.signature(make).parameters else ())))
+        fn, args, kwargs = model_and_arguments(make(*((kind,) if inspect.signature(make).parameters else ())))
         fn, args, kwargs = _faked(fn, mode), _faked(args, mode), _faked(kwargs, mode)
         if isinstance(fn, nn.Module):
             fn = fn.to(kind)
@@ -157,7 +157,12 @@ def coverage_of(make: Callable[..., Any], device: str = "cpu", training: bool = 
         return _covered(fn, args, kwargs, training)
 
 
-def _model(made: Any) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+def model_and_arguments(made: Any) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+    """The three parts of what a user's function gives.
+
+    Raises:
+        CoverageError: It is something else.
+    """
     if isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]):
         fn, args, kwargs = (*made, {})[:3]
         if isinstance(args, tuple | list) and isinstance(kwargs, dict):
