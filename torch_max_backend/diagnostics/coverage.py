@@ -107,7 +107,7 @@ class Coverage:
         return list(groups.items())
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=160)
+        console = Console(file=io.StringIO(), width=160, force_jupyter=False)
         for table in self.tables():
             console.print(table)
         return console.file.getvalue().rstrip()  # type: ignore[attr-defined]

@@ -78,7 +78,7 @@ class KernelTimes:
         return table
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=120)
+        console = Console(file=io.StringIO(), width=120, force_jupyter=False)
         console.print(self.table())
         return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 

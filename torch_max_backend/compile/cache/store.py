@@ -32,6 +32,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from torch_max_backend.base.torch_logs import CACHE, show
+from torch_max_backend.base.waiting import waiting
 
 log = logging.getLogger("torch_max_backend")
 
@@ -208,7 +209,8 @@ class Store:
                     if not wait:
                         raise
                     log.info("waiting for another process that compiles the same region")
-                    lock.acquire()
+                    with waiting("Waiting for another process that compiles the same"):
+                        lock.acquire()
                 except OSError as error:
                     self._warn(error)
                     break
