@@ -56,9 +56,9 @@ class Program:
 
 
 def runs_programs(options: Options) -> bool:
-    """Whether regions may be programs: not where MAX's graph compiler is asked for, nor for a device elsewhere."""
+    """Whether regions may be programs: not where MAX's graph compiler is asked for, nor for GPUs of another maker."""
     machine = elsewhere()
-    return options.executor != "graph" and (machine is None or machine.api == "cuda")
+    return options.executor != "graph" and (machine is None or machine.api in ("", "cuda"))
 
 
 def programs_of(
@@ -82,8 +82,6 @@ def programs_of(
         try:
             with unset_fake_temporarily():  # rules compute with tensors of their own
                 device = device_of(region)
-                if device.type == "cpu" and elsewhere() is not None:
-                    continue
                 program = program_of(region)
                 if device.type == "cuda":
                     _for_gpu()
@@ -144,8 +142,11 @@ def _job(written: WrittenProgram, region: Region, arch: str, options: Options) -
     if not source:
         return None
 
+    machine = elsewhere()
+    cpu = machine.cpu if machine else ""
+
     def for_cpu() -> bytes:
-        return build_shared_library(source, name="program", contract=False)
+        return build_shared_library(source, name="program", contract=False, cpu=cpu)
 
     def for_gpu() -> bytes:
         return build_cubin(source, arch=arch, threads=threads)

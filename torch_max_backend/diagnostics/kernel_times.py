@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from torch_max_backend.runtime.profiler_ranges import PREFIX, UNITS, parsed
+from torch_max_backend.runtime.profiler_ranges import MODULE, PREFIX, UNITS, parsed
 
 COPIED = 1 << 27
 """Bytes of the tensor that is copied to measure a copy's speed: more than caches hold."""
@@ -101,6 +101,8 @@ def kernel_times(profile: Any) -> KernelTimes:
             continue
         name, moved = parsed(event.key)
         kind, seconds = _kind(name), event.cpu_time_total / 1e6
+        if kind == MODULE:  # around a kernel that has a row of its own
+            continue
         if kind == "program":
             whole, calls = whole + seconds, calls + event.count
             continue
@@ -116,7 +118,7 @@ def kernel_times(profile: Any) -> KernelTimes:
 
 def _kind(name: str) -> str:
     first = name.split()[0].rstrip("0123456789")
-    return first if first in ("kernel", "program", "region", "torch") else "library"
+    return first if first in ("kernel", "program", "region", "torch", MODULE) else "library"
 
 
 @functools.cache
