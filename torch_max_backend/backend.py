@@ -19,6 +19,8 @@ from torch_max_backend.base.versions import check_this_environment
 from torch_max_backend.capture.composite_ops import lay_masks_in_rows, records_gradients, stay_whole
 from torch_max_backend.capture.whole_image_ops import image_ops_stay_whole
 from torch_max_backend.diagnostics import logs
+from torch_max_backend.diagnostics.function_hints import hint_at_function
+from torch_max_backend.diagnostics.minifier import backward_for_minifier, ready_for_minifier
 from torch_max_backend.frontend.direct_call import direct_call, graphs_of_a_trace
 from torch_max_backend.frontend.warm_start import is_ahead_of_time, warm_start
 from torch_max_backend.options import Options, resolve
@@ -52,6 +54,7 @@ def max_backend(
     if is_ahead_of_time():
         chosen = dataclasses.replace(chosen, compile="wait")
     logs.configure(chosen)
+    hint_at_function(gm, example_inputs)
     devices = {value.device for value in example_inputs if isinstance(value, torch.Tensor)}
     _check_devices(devices, chosen)
     trace = functools.partial(_trace, options=chosen, devices=devices)
@@ -79,13 +82,13 @@ def _trace(
     whole = nullcontext() if options.executor == "graph" else image_ops_stay_whole()
     compilers = {"fw_compiler": compiler} if kept is None else kept.compilers(compiler)
     settings = nullcontext() if kept is None else kept.settings()
-    with graphs_of_a_trace() as graphs, settings, whole, stay_whole(example_inputs):
+    with graphs_of_a_trace() as graphs, settings, whole, stay_whole(example_inputs), backward_for_minifier():
         function = aot_autograd(**compilers, **common)(gm, example_inputs)
     if kept is not None and is_ahead_of_time():
         from torch_max_backend.frontend.ahead_of_time import AheadOfTimeFunction
 
         return AheadOfTimeFunction.of(function)
-    return direct_call(gm, example_inputs, graphs) or function
+    return ready_for_minifier(direct_call(gm, example_inputs, graphs) or function)
 
 
 def _cut(torch_executed_ops: tuple[str, ...], *args: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:

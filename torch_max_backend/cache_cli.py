@@ -103,13 +103,16 @@ def explain(
     what: str = typer.Argument("", help=f"The start of a key, by default all; or a function: {FUNCTION}"),
     last: int = typer.Option(20, min=1, help="How many lookups to show."),
     device: str = typer.Option("", help=f"For a function, the machine, by default this one: {MACHINE}"),
+    check: bool = typer.Option(False, "--check", help="For a function: exit status 1 if a region is missing."),
 ) -> None:
     """Say of the latest lookups, or of a function's regions, whether they hit, and if not, what differed.
 
     A function is called, and nothing is compiled.
     """
     if ":" in what:
-        _explain_function(what, device)
+        missing = _explain_function(what, device)
+        if missing and check:
+            _fail(f"{missing} regions are not in the cache")
         return
     found = [line for line in _store().lookups() if str(line.get("key", "")).startswith(what)]
     result = Table("when", "process", "key", "answer")
@@ -119,7 +122,8 @@ def explain(
     Console().print(result if found else "no lookups are noted")
 
 
-def _explain_function(function: str, device: str) -> None:
+def _explain_function(function: str, device: str) -> int:
+    """Print the regions of a function; how many are missing."""
     import torch
 
     from torch_max_backend.base.target import Machine
@@ -143,6 +147,7 @@ def _explain_function(function: str, device: str) -> None:
         ops = str(job.region.compute_nodes)
         result.add_row(str(number), job.region.begins_at(), ops, job.key[:12], answer)
     Console().print(result)
+    return sum(not there for _, there in batch.looked_up)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The command line: ``torch-max-backend demo``, ``coverage``, ``report``, ``bench``, ``env``, ``cache`` and others."""
+"""The command line, ``torch-max-backend``: demo, coverage, verify, report, bench, profile, env, options and cache."""
 
 from __future__ import annotations
 
@@ -119,6 +119,32 @@ def coverage(
         for part in found.tables():
             Console().print(part)
     raise typer.Exit(1 if found.islands else 0)
+
+
+@app.command()
+def verify(
+    function: str = typer.Argument(help=MODEL),
+    device: str = typer.Option("cpu", help="cpu, cuda or cuda:N."),
+    training: bool = typer.Option(False, "--training", help="Forward and backward, and not the inference."),
+    repro_dir: str = typer.Option("", help="Folder of files that show a difference: max_backend_repros."),
+    json_output: bool = typer.Option(False, "--json", help="Print JSON in place of a table."),
+) -> None:
+    """Compare every region of a model, and what it returns, with PyTorch, and find the op, pass or kernel at fault.
+
+    The exit status is 0 if all is right, 1 if something is wrong, 2 if there is no answer.
+    """
+    from torch_max_backend.diagnostics.verify.whole_function import verify as run
+    from torch_max_backend.frontend.prebuild import load_function
+
+    with no_answer():
+        found = run(load_function(function), device, training, repro_dir)
+    if json_output:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+    else:
+        Console().print(found.table())
+        for line in found.lines():
+            typer.echo(line)
+    raise typer.Exit(0 if found.is_right else 1)
 
 
 @app.command()

@@ -22,6 +22,7 @@ from torch_max_backend.cli import app
 from torch_max_backend.compile import job, program_libraries, programs
 from torch_max_backend.diagnostics import dry_run
 from torch_max_backend.diagnostics.coverage import Coverage, coverage, coverage_of
+from torch_max_backend.diagnostics.kernel_times import KernelTimes, Row
 
 MODELS = """
 import torch
@@ -254,3 +255,13 @@ def test_what_gives_a_model_gives_one(made: Any) -> None:
     make: Callable[..., Any] = lambda: made  # noqa: E731
     with pytest.raises(CoverageError, match=r"expected \(model, args\)"):
         coverage_of(make)
+
+
+@pytest.mark.any_runner("a text")
+def test_a_notebook_prints_it_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich shows tables beside the text there, even of a console that writes to a file."""
+    text = str(Coverage(()))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(Coverage(())) == text and "0 graph(s)" in text
+    row = KernelTimes((Row("kernel", "kernel0 add", 1, 1e-3, 8),), 1e9)
+    assert "kernel0 add" in str(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ def test_a_torch_that_words_it_differently_is_not_understood(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = told.__code__
-    monkeypatch.setattr(recompiles, "_compiled_now", lambda: code)
+    monkeypatch.setattr(recompiles, "function_compiled_now", lambda: code)
     recompiles.watch()
     torch_log = logging.getLogger("torch._dynamo.convert_frame")
     torch_log.warning("torch._dynamo hit config.%s", "some_limit")
@@ -109,8 +110,8 @@ def test_a_terminal_shows_the_estimate(monkeypatch: pytest.MonkeyPatch, capsys: 
     from rich.console import Console
 
     shown = Console(force_terminal=True, width=100, record=True)
-    monkeypatch.setattr(progress.sys, "stderr", Terminal())
-    monkeypatch.setattr(progress, "Console", lambda **_: shown)
+    monkeypatch.setattr("torch_max_backend.base.waiting.sys", SimpleNamespace(stderr=Terminal()))
+    monkeypatch.setattr("rich.console.Console", lambda **_: shown)
     with progress.compiling("1 region(s), 5 ops", 43.0):
         pass
     assert "MAX compiles 1 region(s), 5 ops, about 45 s" in shown.export_text()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from torch_max_backend import kernel_times, reports
 from torch_max_backend.codegen.program_writer import WrittenProgram
@@ -130,3 +131,32 @@ def test_a_label_tells_the_bytes(moved: int | None, text: str) -> None:
     name, found = parsed(label("kernel3 softmax,add", moved))
     assert name == "kernel3 softmax,add"
     assert found == (None if moved is None else pytest.approx(moved, rel=1e-3))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.activation = nn.Linear(48, 48), nn.Softmax(-1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.inner(x))
+
+
+def test_kernels_are_inside_the_module_that_they_belong_to() -> None:
+    """Forward and backward, with kernels, library calls and what is outside of all modules."""
+    model = nn.Sequential(Block(), Block())
+    call = compiled(lambda x: model(x).cumsum(0), profile=True)
+    profile = profiled(lambda: call(X).sum().backward(), calls=2)
+    inside: dict[str, set[str]] = {}
+    for event in profile.events():
+        parent = event.cpu_parent
+        if event.name.startswith("max_backend::kernel") or ("aten." in event.name and event.name.startswith("max_")):
+            name = parent.name.removeprefix("max_backend::") if parent is not None else ""
+            inside.setdefault(name, set()).add(parsed(event.name)[0].split(" ", 1)[1])
+    assert any("softmax" in name for name in inside["module 0.activation"])
+    assert any("softmax" in name for name in inside["module 1.activation"])
+    assert any("mm" in name for name in inside["module 0.inner"])
+    assert any("softmax_backward_data" in name for name in inside["module 0.activation"])
+    assert any("cumsum" in name for name in inside["program0"]), "no module of the user's has it"
+    rows = kernel_times(profile).rows
+    assert not any("module" in row.name for row in rows)

@@ -16,6 +16,7 @@ from torch_max_backend import reports
 from torch_max_backend.base.errors import CompileError, EnvironmentUnsupportedError
 from torch_max_backend.base.target import Machine, elsewhere
 from torch_max_backend.cli import app
+from torch_max_backend.compile import programs
 from torch_max_backend.compile.cache.key import cpu_target
 from torch_max_backend.compile.cache.store import Store
 from torch_max_backend.compile.compiler import put_off
@@ -220,6 +221,46 @@ def test_prebuild_of_generated_kernels(store: Store, tmp_path: Path, monkeypatch
     store.clear()
     assert cache("import", str(bundle))[0] == 0
     assert {record.graph: record for record in store.records()} == kinds
+
+
+@pytest.mark.any_runner("a program of generated kernels")
+def test_an_image_finds_the_kernels_of_its_cpu(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built, exported, imported into an empty store, checked, and loaded by a program that compiles nothing."""
+    file, bundle = tmp_path / "softmax.py", tmp_path / "bundle"
+    file.write_text(SOFTMAX)
+    monkeypatch.setattr("torch_max_backend.compile.compiler.submit", None)
+    code, text = cache("explain", f"{file}:run", "--check")
+    assert code == 1 and "1 regions are not in the cache" in text, text
+    code, text = cache("prebuild", f"{file}:run", "--device", "cpu", "--export", str(bundle))
+    assert code == 0 and "1 compiled, 0 in the cache already" in text, text
+    store.clear()
+    assert cache("import", str(bundle))[0] == 0
+    code, text = cache("explain", f"{file}:run", "--check")
+    assert code == 0 and "hit" in text, text
+    report.clear()
+    load_function(f"{file}:run")("cpu")
+    assert [(r.stats.programs, r.stats.hits) for r in reports()] == [(1, 1)]
+
+
+@pytest.mark.any_runner("a program of generated kernels")
+def test_kernels_for_another_cpu_are_compiled_for_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_for: list[str] = []
+    build = programs.build_shared_library
+
+    def noted(*args: Any, cpu: str = "", **how: Any) -> bytes:
+        compiled_for.append(cpu)
+        return build(*args, cpu=cpu, **how)
+
+    monkeypatch.setattr(programs, "build_shared_library", noted)
+    (tmp_path / "softmax.py").write_text(SOFTMAX)
+    machine = ["--device", "cpu", "--host", "x86_64-0123", "--cpu", "x86-64-v3"]
+    code, text = cache("prebuild", f"{tmp_path / 'softmax.py'}:run", *machine)
+    assert code == 0 and "1 compiled" in text, text
+    (record,) = store.records()
+    assert record.parts["target"] == "x86_64-0123"
+    assert compiled_for == ["x86-64-v3"]
 
 
 @pytest.mark.any_runner("a program of generated kernels")

@@ -126,3 +126,13 @@ def user_line(node: fx.Node) -> str:
             where = lines[i][5:].replace('"', "").replace(", line ", ":")
             return f"{where}: {code}" if code else where
     return ""
+
+
+def user_module(node: fx.Node) -> str:
+    """The path of the user's module in which a node, or the node whose gradient it computes, is: ``layers.0.act``.
+
+    An empty string where it is in none but the outermost, or torch does not know.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path, _ = next(reversed(stack.values()), ("", None))
+    return str(path).partition("'].")[2].replace("_modules['", "").replace("']", "")

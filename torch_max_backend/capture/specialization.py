@@ -12,6 +12,7 @@ import sympy
 import torch
 from torch import fx
 
+from torch_max_backend.base.torch_logs import PERF_HINTS, show
 from torch_max_backend.capture.fake_tensors import expr_of, tensors_of, user_line, value_of
 
 log = logging.getLogger("torch_max_backend")
@@ -44,6 +45,8 @@ def specialize(node: fx.Node, symbols: frozenset[sympy.Symbol]) -> str:
     if text:
         where = user_line(node)
         log.info("specialised on %s for %s%s; other values compile again", text, node.target, where and f" at {where}")
+        hint = "size fixed: %s for %s%s, which needs to know it; other values compile again"
+        show(PERF_HINTS, hint, text, node.target, where and f" at {where}")
     return text
 
 

@@ -337,7 +337,8 @@ class _Writer:
             call = [f"if {enough}: parallel(team{number}, {table}, threads(), 0)", f"else: segment{number}({table})"]
         else:
             call = [f"parallel(segment{number}, {table}, threads(), 0)" if parallel else f"segment{number}({table})"]
-        self._ranged(call, lambda: f"{self._kernel(number)} {_ops(nests)}".strip(), self._traffic(nests))
+        names = [s.name for nest in nests for stage in nest.stages for s in stage.statements]
+        self._ranged(call, lambda: f"{self._kernel(number)} {_ops(nests)}".strip(), names, self._traffic(nests))
 
     def _traffic(self, nests: Sequence[Nest]) -> Index:
         """The bytes that nests read and write, which the report counts."""
@@ -364,11 +365,16 @@ class _Writer:
         sizes = "".join(f", {s}={s}" for s in self._in_messages())
         self.lines.append(f"if {ERRORS}[0]: raise outside(sites[{ERRORS}[0] - 1], {ERRORS}[1]{sizes})")
 
-    def _ranged(self, call: list[str], name: Callable[[], str], moved: Index | None = None) -> None:
-        """Emit a call, in a profiler range of that name if ranges are wanted."""
+    def _ranged(
+        self, call: list[str], name: Callable[[], str], results: Sequence[str], moved: Index | None = None
+    ) -> None:
+        """Emit a call, in a profiler range of that name if ranges are wanted, inside of one for each user's module."""
         if self.profiled:
             size = "" if moved is None else f", {self._number(moved)}"
-            self.lines.append(f"with profiler_range({name()!r}{size}):")
+            known = self.plan.program.modules
+            modules = dict.fromkeys(known[n] for n in results if known.get(n))
+            path = f"module_range({next(reversed(modules))!r}), " if modules else ""
+            self.lines.append(f"with {path}profiler_range({name()!r}{size}):")
             call = [f"    {line}" for line in call]
         self.lines += call
 
@@ -404,7 +410,8 @@ class _Writer:
         returns = call.target._schema.returns
         many = len(returns) > 1 or isinstance(returns[0].type, torch.ListType)
         text = f"{', '.join(results)}{' ' if not many else ', '}= {function}({', '.join(args)})"
-        self._ranged([text], lambda: f"{call.library} {call.target}")
+        names = [r.name for r in call.results if r]
+        self._ranged([text], lambda: f"{call.library} {call.target}", names)
         for r in call.results:
             if r is not None and r.sizes and r.name in self.last | self.outputs:
                 size, stride = self._tuple(r.sizes), self._tuple(r.strides)
@@ -480,7 +487,8 @@ class _GridWriter(_Writer):
         words = [*self._addresses(slots, memory), *map(self._number, given)]
         self.lines.append(f"words = table{number}({', '.join(words)})")
         call = [f"segment{number}(address_of(words), stream({self.gpu}))"]
-        self._ranged(call, lambda: f"{launches[0].kernel} {_ops(nests)}".strip(), self._traffic(nests))
+        names = [s.name for nest in nests for stage in nest.stages for s in stage.statements]
+        self._ranged(call, lambda: f"{launches[0].kernel} {_ops(nests)}".strip(), names, self._traffic(nests))
 
     def _workspaces(self, call: Call) -> list[Index]:
         """Those of libraries on a GPU are not known."""

@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+
+from torch_max_backend.base.waiting import waiting
 
 _pending: set[Future[None]] = set()
 taking_over = threading.Lock()
@@ -53,8 +55,9 @@ def wait_for_compiles(timeout: float | None = None) -> bool:
     A program that ends does not wait: what is not compiled by then is given up.
     """
     end = None if timeout is None else time.monotonic() + timeout
-    while pending := list(_pending):  # what ends may have begun something else
-        left = None if end is None else end - time.monotonic()
-        if (left is not None and left < 0) or wait(pending, left).not_done:
-            return False
+    with waiting("Waiting for compiles in the background") if _pending else nullcontext():
+        while pending := list(_pending):  # what ends may have begun something else
+            left = None if end is None else end - time.monotonic()
+            if (left is not None and left < 0) or wait(pending, left).not_done:
+                return False
     return True

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch_max_backend.base.digests import cpu_target, digest, key_of, package_version
 from torch_max_backend.base.target import elsewhere
+from torch_max_backend.base.waiting import waiting
 from torch_max_backend.compile.cache.store import Store
 from torch_max_backend.compile.cuda_build import build_launcher
 from torch_max_backend.compile.cuda_toolkit import toolkit_version
@@ -89,7 +90,7 @@ class LibraryJob:
                 parts = self.parts
                 self.store.note_lookup(self.key, f"miss: {self.store.why_missing(parts)}")
                 start = time.perf_counter()
-                built = self.build()
+                built = self._built()
                 seconds = time.perf_counter() - start
                 stats.compile_s += seconds
                 log.info("compiled %d kernels in %.2f s", self.kernels, seconds)
@@ -98,6 +99,11 @@ class LibraryJob:
                 if entry is None:  # the store could not be written
                     return file_of(built, self.key), self.key
             return entry.blob, entry.sha
+
+    def _built(self) -> bytes:
+        what = f"{self.kernels} kernel(s)" if self.kernels else "what launches kernels"
+        with waiting(f"Mojo compiles {what}"):
+            return self.build()
 
 
 def launcher_job(store: Store) -> LibraryJob:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.target import elsewhere
-from torch_max_backend.base.torch_logs import KERNELS, LOOPS, SCHEDULE, artifact
+from torch_max_backend.base.torch_logs import KERNELS, LOOPS, PERF_HINTS, SCHEDULE, show
 from torch_max_backend.capture.freezing import OPAQUE
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.compile.cache.configured_store import store_for
@@ -57,9 +57,9 @@ class Program:
 
 
 def runs_programs(options: Options) -> bool:
-    """Whether regions may be programs: not where MAX's graph compiler is asked for, nor for a device elsewhere."""
+    """Whether regions may be programs: not where MAX's graph compiler is asked for, nor for GPUs of another maker."""
     machine = elsewhere()
-    return options.executor != "graph" and (machine is None or machine.api == "cuda")
+    return options.executor != "graph" and (machine is None or machine.api in ("", "cuda"))
 
 
 def programs_of(
@@ -83,8 +83,6 @@ def programs_of(
         try:
             with unset_fake_temporarily():  # rules compute with tensors of their own
                 device = device_of(region)
-                if device.type == "cpu" and elsewhere() is not None:
-                    continue
                 program = program_of(region)
                 if device.type == "cuda":
                     _for_gpu()
@@ -93,10 +91,10 @@ def programs_of(
                 written = write_program(region, plan, _checked(region), gpu, options.check_indices, options.profile)
         except NodesWithoutLoopsError as limit:
             without_loops.update(limit.reasons)
-            log.info("%d of the %d ops of a region are for MAX: %s", len(limit.reasons), region.compute_nodes, limit)
+            _for_max(region, f"{len(limit.reasons)} of its ops have no loops: {limit}")
             continue
         except Unsupported as limit:
-            log.info("a region of %d ops is for MAX: %s", region.compute_nodes, limit)
+            _for_max(region, str(limit))
             continue
         except Exception as error:  # a mistake of ours, which must not stop the user's program
             if options.fallback == "error":
@@ -106,6 +104,13 @@ def programs_of(
         arch = "" if gpu is None else architecture(gpu)
         found[k] = Program(written, _job(written, region, arch, options), k, program, plan, arch)
     return found
+
+
+def _for_max(region: Region, reason: str) -> None:
+    place = f" (from {region.begins_at()})" if region.begins_at() else ""
+    log.info("a region of %d ops%s is for MAX: %s", region.compute_nodes, place, reason)
+    hint = "MAX's graph compiler takes seconds for a region of %d ops%s, which cannot be generated kernels: %s"
+    show(PERF_HINTS, hint, region.compute_nodes, place, reason)
 
 
 def _for_gpu() -> None:
@@ -140,8 +145,11 @@ def _job(written: WrittenProgram, region: Region, arch: str, options: Options) -
     if not source:
         return None
 
+    machine = elsewhere()
+    cpu = machine.cpu if machine else ""
+
     def for_cpu() -> bytes:
-        return build_shared_library(source, name="program", contract=False)
+        return build_shared_library(source, name="program", contract=False, cpu=cpu)
 
     def for_gpu() -> bytes:
         return build_cubin(source, arch=arch, threads=threads)
@@ -170,9 +178,9 @@ def libraries_of(
 def _log(program: Program) -> None:
     """What ``TORCH_LOGS`` may ask for. Not where programs are made: a graph may be cut again after that."""
     k, written = program.region, program.written
-    artifact(LOOPS).debug("loops of region %d:\n%s", k, program.loops)
-    artifact(SCHEDULE).debug("schedule of region %d:\n%s", k, program.schedule)
-    artifact(KERNELS).debug("kernels of region %d:\n%s\n%s", k, written.source, written.spec.source)
+    show(LOOPS, "loops of region %d:\n%s", k, program.loops)
+    show(SCHEDULE, "schedule of region %d:\n%s", k, program.schedule)
+    show(KERNELS, "kernels of region %d:\n%s\n%s", k, written.source, written.spec.source)
 
 
 def _loaded(program: Program, launchers: Sequence[LibraryJob], stats: CompileStats) -> Library | GridLibrary | None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import statistics
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from torch_max_backend.base.waiting import waiting
 
 log = logging.getLogger("torch_max_backend")
 
@@ -39,16 +37,9 @@ def about_seconds(earlier: Iterable[Mapping[str, Any]], kinds: int, api: str) ->
     return (statistics.median(ratios[-LATEST:]) if ratios else 1.0) * (FIXED_S + PER_KIND_S * kinds)
 
 
-@contextmanager
-def compiling(text: str, about: float = 0.0) -> Iterator[None]:
-    """Show ``text`` with a spinner, the elapsed time and an estimate until the block ends, on a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    columns = (SpinnerColumn(), TextColumn("MAX compiles {task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(text + (f", about {_round(about)} s" if about else ""), total=None)
-        yield
+def compiling(text: str, about: float = 0.0) -> AbstractContextManager[None]:
+    """Show what MAX compiles, and an estimate, as :func:`waiting`."""
+    return waiting(f"MAX compiles {text}" + (f", about {_round(about)} s" if about else ""))
 
 
 def wait_for(future: Future[T], text: str, about: float, show: bool = True) -> T:

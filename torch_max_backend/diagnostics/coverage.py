@@ -107,7 +107,7 @@ class Coverage:
         return list(groups.items())
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=160)
+        console = Console(file=io.StringIO(), width=160, force_jupyter=False)
         for table in self.tables():
             console.print(table)
         return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
@@ -149,7 +149,7 @@ def coverage_of(make: Callable[..., Any], device: str = "cpu", training: bool = 
     """
     with _machine(device, training) as mode, conversion_of_fake_modules():
         kind = device.partition(":")[0]
-        fn, args, kwargs = model_of(make(*((kind,) if inspect.signature(make).parameters else ())))
+        fn, args, kwargs = model_and_arguments(make(*((kind,) if inspect.signature(make).parameters else ())))
         fn, args, kwargs = _faked(fn, mode), _faked(args, mode), _faked(kwargs, mode)
         if isinstance(fn, nn.Module):
             fn = fn.to(kind)
@@ -157,11 +157,11 @@ def coverage_of(make: Callable[..., Any], device: str = "cpu", training: bool = 
         return _covered(fn, args, kwargs, training)
 
 
-def model_of(made: Any) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
-    """Model, arguments and keyword arguments of what a user's function gave.
+def model_and_arguments(made: Any) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+    """The three parts of what a user's function gives.
 
     Raises:
-        CoverageError: It is neither ``(model, args)`` nor ``(model, args, kwargs)``.
+        CoverageError: It is something else.
     """
     if isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]):
         fn, args, kwargs = (*made, {})[:3]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torch_max_backend.measurement.roofs import copy_speed
-from torch_max_backend.runtime.profiler_ranges import PREFIX, UNITS, parsed
+from torch_max_backend.runtime.profiler_ranges import MODULE, PREFIX, UNITS, parsed
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class KernelTimes:
         return table
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=120)
+        console = Console(file=io.StringIO(), width=120, force_jupyter=False)
         console.print(self.table())
         return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 
@@ -99,6 +99,8 @@ def kernel_times(profile: Any) -> KernelTimes:
             continue
         name, moved = parsed(event.key)
         kind, seconds = _kind(name), event.cpu_time_total / 1e6
+        if kind == MODULE:  # around a kernel that has a row of its own
+            continue
         if kind == "program":
             whole, calls = whole + seconds, calls + event.count
             continue
@@ -114,7 +116,7 @@ def kernel_times(profile: Any) -> KernelTimes:
 
 def _kind(name: str) -> str:
     first = name.split()[0].rstrip("0123456789")
-    return first if first in ("kernel", "program", "region", "torch") else "library"
+    return first if first in ("kernel", "program", "region", "torch", MODULE) else "library"
 
 
 def _size(count: int) -> str:

@@ -19,7 +19,7 @@ _told: set[str] = set()
 
 def watch() -> None:
     """Note that the function which torch compiles now uses this backend."""
-    code = _compiled_now()
+    code = function_compiled_now()
     if code is not None:
         _ours[id(code)] = code
     torch_log = logging.getLogger("torch._dynamo.convert_frame")
@@ -27,7 +27,7 @@ def watch() -> None:
         torch_log.addHandler(_Listener(logging.WARNING))
 
 
-def _compiled_now() -> CodeType | None:
+def function_compiled_now() -> CodeType | None:
     """The function that torch compiles in a caller of this one. Torch's numbers for them repeat after a reset."""
     frame = sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
@@ -43,7 +43,7 @@ class _Listener(logging.Handler):
         if not str(record.msg).startswith(_BEGINS) or not isinstance(parts, tuple) or len(parts) < 4:
             return
         limit, count, function, reason = parts[:4]
-        if id(_compiled_now()) not in _ours or str(function) in _told:
+        if id(function_compiled_now()) not in _ours or str(function) in _told:
             return
         _told.add(str(function))
         log.warning(

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torch_max_backend.base.errors import EvidenceError
-from torch_max_backend.diagnostics.coverage import model_of
+from torch_max_backend.diagnostics.coverage import model_and_arguments
 from torch_max_backend.frontend.prebuild import load_function
 from torch_max_backend.measurement.clocks import Call
 
@@ -89,7 +89,7 @@ def load_cases(target: str, device: str) -> list[Case]:
 
 
 def _case(name: str, made: Any, device: str, origin: str) -> Case:
-    function, args, kwargs = model_of(made)
+    function, args, kwargs = model_and_arguments(made)
     if isinstance(function, nn.Module):
         function = function.to(device)
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), (args, kwargs))

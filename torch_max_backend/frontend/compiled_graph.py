@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.admission_control.gate import GraphAdmission, MemoryGate, OpByOp
+from torch_max_backend.base.torch_logs import CACHE, ISLANDS, add_page, show
 from torch_max_backend.compile.cache.configured_store import store_for
 from torch_max_backend.compile.cache.store import Entry
 from torch_max_backend.compile.stats import CompileStats
@@ -38,6 +39,9 @@ except ImportError:  # a torch whose AOTAutograd keeps nothing
     OutputCode = object
 
 log = logging.getLogger("torch_max_backend")
+
+PAGE = "max_backend_graph"
+"""The page of a structured trace that has a graph's report and its call path."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,7 @@ class CompiledGraph(OutputCode):
         gate = MemoryGate(report.compile_id, spec.memory, path, options, report.admission)
         call = with_replay(spec, models, options, gate)
         report = dataclasses.replace(report, frozen=spec.frozen)
-        record(report)
-        log.info("%s\n%s", report.summary(), spec.source)
+        _tell(report, spec)
         self.unsaved_because = unsaved_because
         if not unsaved_because:
             try:
@@ -129,6 +132,7 @@ class CompiledGraph(OutputCode):
             from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 
             log.info("the graph is traced again in other processes: %s", self.unsaved_because)
+            show(CACHE, "AOTAutograd's cache cannot keep the graph: %s", self.unsaved_because)
             raise BypassAOTAutogradCache(f"max_backend cannot save the graph: {self.unsaved_because}")
 
     def __reduce__(self) -> Any:
@@ -158,6 +162,7 @@ class CompiledGraph(OutputCode):
             from torch._functorch._aot_autograd.autograd_cache import FXGraphCacheMiss
 
             log.info("a graph is traced and compiled again: %s", error)
+            show(CACHE, "a graph of AOTAutograd's cache is traced again: %s", error)
             raise FXGraphCacheMiss(str(error)) from error
 
     def _load(self, saved: SavedGraph, options: Options | None = None) -> None:
@@ -182,10 +187,20 @@ class CompiledGraph(OutputCode):
         path = OpByOp(*saved.op_by_op) if saved.op_by_op is not None else None
         gate = MemoryGate(compile_id, spec.memory, path, options, report.admission)
         self._run_by(with_replay(spec, models_of(saved, spec, options), options, gate), spec, gate)
-        record(report)
-        log.info("%s\n%s", report.summary(), spec.source)
+        _tell(report, spec)
+        show(CACHE, "graph %s is from AOTAutograd's cache: it was not traced again", compile_id)
         if report.islands:
             warnings.warn(report.warning(), stacklevel=2)
+
+
+def _tell(report: GraphReport, spec: CallSpec) -> None:
+    """Add a graph to the reports, and print what is asked for."""
+    record(report)
+    log.info("%s\n%s", report.summary(), spec.source)
+    add_page(PAGE, "%s\n\n%s", report.summary(), spec.source)
+    if report.islands:
+        lines = (f"{i.op}{f' at {i.where}' if i.where else ''}: {i.reason}" for i in report.islands)
+        show(ISLANDS, "graph %s: torch runs\n%s", report.compile_id, "\n".join(lines))
 
 
 def _parts(spec: CallSpec) -> list[CompiledGraph]:

@@ -37,7 +37,9 @@ from torch_max_backend.compile.compiler import (
 from torch_max_backend.compile.pending import is_deferring
 from torch_max_backend.compile.programs import Program, libraries_of, programs_of, runs_programs
 from torch_max_backend.diagnostics import dry_run
+from torch_max_backend.diagnostics.perf_hints import hint_at_graph
 from torch_max_backend.diagnostics.report import GraphReport, ProgramReport
+from torch_max_backend.diagnostics.verify.stages import Stopped, where_to_stop
 from torch_max_backend.frontend.compiled_graph import CompiledGraph
 from torch_max_backend.frontend.saved_layouts import report_strides, set_free, take_strides
 from torch_max_backend.frontend.subgraphs import compile_subgraphs
@@ -62,6 +64,16 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
     """Compile one functional ATen graph: rewrite, partition, lower and compile the regions, write the call path."""
     backward = gm.meta.pop(BACKWARD, None)
     take_strides(gm, example_inputs)
+    stopped = where_to_stop()
+    return _compiled(gm, backward, options) if stopped is None else _in_torch(gm, stopped)
+
+
+def _in_torch(gm: fx.GraphModule, stopped: Stopped) -> CompiledGraph:
+    stopped.graphs.append(rewrite(gm, stopped.passes).print_readable(print_output=False))
+    return CompiledGraph(_eager(gm))
+
+
+def _compiled(gm: fx.GraphModule, backward: fx.GraphModule | None, options: Options) -> CompiledGraph:
     static = _static_inputs(gm)
     with left_to_torch(options.torch_executed_ops):
         gm = _rewritten(gm, static, options)
@@ -102,6 +114,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], *, options: Opt
             unsaved = "MAX's compiler failed on it, and another process may have more luck"
             for region in plan.regions:
                 cut.refused.update(dict.fromkeys(region.nodes, "MAX's compiler failed on its region"))
+    hint_at_graph(gm, plan, programs.__contains__)
     report_strides(plan, gm, {k: p.written for k, p in programs.items()})
     if plan.islands:
         warnings.warn(build.report(CompileStats(len(plan.regions))).warning(), stacklevel=2)

@@ -22,7 +22,7 @@ from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.base.digests import cpu_target, digest, kernels_digest, package_digest, package_version
 from torch_max_backend.base.errors import EnvironmentUnsupportedError
 from torch_max_backend.base.target import elsewhere
-from torch_max_backend.base.torch_logs import any_artifact
+from torch_max_backend.base.torch_logs import needs_traces
 from torch_max_backend.options import Options
 
 log = logging.getLogger("torch_max_backend")
@@ -116,8 +116,8 @@ def reason_against(options: Options) -> str:
         return f"this version of torch lacks {', '.join(_missing)}"
     if elsewhere() is not None:
         return "it is compiled for another machine"
-    if any_artifact():
-        return "loops or kernels are logged, which are not kept"
+    if needs_traces():
+        return "what is logged needs the graph"
     return ""
 
 

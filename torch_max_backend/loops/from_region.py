@@ -21,7 +21,15 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES, STARTS, WAITS
 from torch_max_backend.base.errors import LoweringError, Unsupported
-from torch_max_backend.capture.fake_tensors import expr_of, order_of, tensor_of, tensors_of, user_line, value_of
+from torch_max_backend.capture.fake_tensors import (
+    expr_of,
+    order_of,
+    tensor_of,
+    tensors_of,
+    user_line,
+    user_module,
+    value_of,
+)
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.loops import few_rows, pointwise_convolution
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
@@ -209,6 +217,7 @@ class FromRegion:
         args, kwargs = (fx.node.map_arg(a, self._value) for a in (node.args, dict(node.kwargs)))
         if is_getitem(node):
             return args[0][args[1]]
+        self.builder.module = user_module(node)
         self.builder.where = f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
         if node.target in _STRIDED:
             result = self._as_strided(args[0], tensor_of(node.args[0]), *args[1:], **kwargs)
@@ -390,6 +399,7 @@ class FromRegion:
                 continue
             planned = known.get(k) or self.symbols.shape(value.stride())
             found = Called(self.builder.name(), _dtype(value), self.symbols.shape(value.shape), planned)
+            self.builder.program.modules[found.name] = self.builder.module
             self.memory[found.name] = found.sizes, found.strides
             results.append(found)
         refs = [image[k] if image is not None and k < 2 else as_ref(a) for k, a in enumerate(args)]

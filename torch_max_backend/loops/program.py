@@ -205,6 +205,7 @@ class Program:
     places that check indices, by number. ``orders`` are those of dimensions in memory for definitions that libraries
     read and that do not leave, where it is not their own; ``rows`` are the lengths of their rows in memory, with what
     lies between the beginnings of two, where that is more. ``free`` are the strides of outputs that leave as they lie.
+    ``modules`` are the paths of the user's modules that compute definitions and results of calls, for profiles.
     """
 
     inputs: dict[str, Input] = field(default_factory=dict)
@@ -217,6 +218,7 @@ class Program:
     orders: dict[str, tuple[int, ...]] = field(default_factory=dict)
     rows: dict[str, tuple[int, int]] = field(default_factory=dict)
     free: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [*map(str, self.inputs.values()), *map(str, self.steps)]

@@ -52,7 +52,7 @@ class Builder:
     def __init__(self) -> None:
         self.program = Program()
         self.symbols = Symbols()
-        self.where = ""
+        self.where, self.module = "", ""
         self.promise: Any = None
         """What torch promises for the op at work: its fake tensors, for rules whose dtypes depend on the device."""
         self._count = 0
@@ -81,6 +81,7 @@ class Builder:
             body = rounded(body, dtype)
         name = self.name()
         self.program.steps.append(Definition(name, dtype, variables, body, how, self.where))
+        self.program.modules[name] = self.module
         return named(name, tuple(Index.of(v.size) for v in variables), dtype)
 
     def site(self, message: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.base.digests import cpu_target, digest, package_digest, package_version
-from torch_max_backend.base.torch_logs import any_artifact
+from torch_max_backend.base.torch_logs import needs_traces
 from torch_max_backend.compile.cache.configured_store import store_for
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import Artifact, CallSpec
@@ -67,7 +67,7 @@ def _key(parts: dict[str, str]) -> str:
 
 def kept_program(parts: dict[str, str], options: Options) -> OpProgram | None:
     """The program that another process has kept, if all of it is in the store."""
-    if not options.cache or any_artifact():
+    if not options.cache or needs_traces():
         return None
     store = store_for(options)
     entry = store.get(_key(parts))

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 PREFIX = "max_backend::"
+MODULE = "module"
+"""What begins the name of a range around a module's kernels."""
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r" \[([\d.]+) (\w+)\]$")
 
@@ -21,6 +23,11 @@ if hasattr(torch._C._profiler, "_RecordFunctionFast"):  # private, and a tenth o
 def profiler_range(name: str, moved: int | None = None) -> AbstractContextManager[Any]:
     """A range around something, with the number of bytes that it moves, if that is known."""
     return _Range(label(name, moved))
+
+
+def module_range(path: str) -> AbstractContextManager[Any]:
+    """A range around what belongs to a module of the user's, by its path: ``max_backend::module layers.0.act``."""
+    return _Range(f"{PREFIX}{MODULE} {path}")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -25,7 +25,7 @@ from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.base.errors import ExecutionError, OutOfRangeError
 from torch_max_backend.base.index_sites import Site
 from torch_max_backend.runtime.grid_program import GridLibrary, GridSegmentSpec, grid_names
-from torch_max_backend.runtime.profiler_ranges import profiler_range
+from torch_max_backend.runtime.profiler_ranges import module_range, profiler_range
 
 SEGMENT = "segment"
 """Functions of a library are called this, with their number behind it."""
@@ -72,6 +72,7 @@ class ProgramSpec:
             "as_planned": as_planned,
             "address_of": ctypes.addressof,
             "profiler_range": profiler_range,
+            "module_range": module_range,
             **{f"{str(d).removeprefix('torch.')}": d for d in _DTYPES},
             **(grid_names(self.gpus[0], self.sites) if self.gpus else _cpu_names()),
             **self.values,

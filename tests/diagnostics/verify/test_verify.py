@@ -66,10 +66,11 @@ def test_the_first_wrong_op_is_named(verified: Verified, tmp_path: Path) -> None
         assert error.op == "aten.tanh.default"
         assert "in network: z = torch.tanh(y + 1)" in error.where
         assert error.repro is not None and error.repro.parent == tmp_path / "repros"
-        first, region, last = str(error).splitlines()
+        first, region, fault, *loops, last = str(error).splitlines()
         assert first.startswith("aten.tanh.default (at ")
         assert "is wrong by itself: 256 of 256 elements are wrong" in first
         assert "region 0 of" in region and "torch's largest is" in region
+        assert fault.strip() == "the loops are wrong as the rules make them:" and any("tanh(" in line for line in loops)
         assert last.strip() == f"python {error.repro} shows it"
         text = error.repro.read_text()
         assert "torch.ops.aten.tanh.default(x0)" in text and "torch.randn((1, 1), generator=drawn)" in text

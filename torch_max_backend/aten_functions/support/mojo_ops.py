@@ -17,6 +17,7 @@ from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Value, ops
 
 from torch_max_backend.aten_functions.support.tensor_ops import Shape, device_of
 from torch_max_backend.base.digests import digest, kernels_digest, kernels_path, package_version
+from torch_max_backend.base.waiting import waiting
 
 
 @functools.cache
@@ -37,7 +38,8 @@ def kernel_library() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            subprocess.run([mojo, "precompile", source, "-o", made], check=True, capture_output=True)
+            with waiting("Mojo precompiles the kernels of this package, once"):
+                subprocess.run([mojo, "precompile", source, "-o", made], check=True, capture_output=True)
             os.replace(made, target)
     except (OSError, subprocess.CalledProcessError):
         return source

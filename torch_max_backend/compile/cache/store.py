@@ -31,6 +31,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from torch_max_backend.base.torch_logs import CACHE, show
+from torch_max_backend.base.waiting import waiting
+
 log = logging.getLogger("torch_max_backend")
 
 FORMAT = "v1"
@@ -206,7 +209,8 @@ class Store:
                     if not wait:
                         raise
                     log.info("waiting for another process that compiles the same region")
-                    lock.acquire()
+                    with waiting("Waiting for another process that compiles the same"):
+                        lock.acquire()
                 except OSError as error:
                     self._warn(error)
                     break
@@ -230,6 +234,7 @@ class Store:
 
     def note_lookup(self, key: str, answer: str) -> None:
         """Append to the list of lookups; what does not fit into :data:`LOOKUPS_KEPT` bytes is forgotten."""
+        show(CACHE, "region %s in %s: %s", key[:12], self.folder, answer)
         self._append("lookups.jsonl", {"pid": os.getpid(), "key": key, "answer": answer})
 
     def lookups(self) -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ from torch import fx
 
 from torch_max_backend.base.errors import VerifyError
 from torch_max_backend.capture.fake_tensors import user_line
+from torch_max_backend.diagnostics.verify.collect import CheckedRegion, note
+from torch_max_backend.diagnostics.verify.fault import fault_of
 from torch_max_backend.diagnostics.verify.judgement import Difference
 from torch_max_backend.diagnostics.verify.region_graph import graph_of
 from torch_max_backend.diagnostics.verify.repro import write_repro
@@ -46,6 +48,8 @@ class ComparedRegion:
     def __init__(self, region: Region, number: int, options: Options) -> None:
         self.gm, self.numbers = graph_of(region)
         self.number, self.options = number, options
+        self.graph = str(torch._guards.CompileContext.current_compile_id() or "")
+        self.ops, self.where = region.compute_nodes, region.begins_at()
         self.folder = Path(options.repro_dir or "max_backend_repros")
         inputs = {port.node: k for k, port in enumerate(region.inputs)}
         self.stored = [inputs[target] for target, _ in region.stores]
@@ -67,14 +71,22 @@ class ComparedRegion:
         Raises:
             VerifyError: Something is wrong. Inputs that the region wrote have their old values again.
         """
-        given = [*copies, *numbers]
-        wrong = self._wrong(given, [*outputs, *(inputs[k] for k in self.stored)])
-        if not wrong:
+        error = self._judged([*copies, *numbers], [*outputs, *(inputs[k] for k in self.stored)])
+        if note(CheckedRegion(self.graph, self.number, self.ops, self.where, error)) or error is None:
             return
         for k in self.stored:
             inputs[k].copy_(copies[k])
+        raise error
+
+    def _judged(self, given: Sequence[Any], ours: Sequence[torch.Tensor]) -> VerifyError | None:
+        try:
+            wrong = self._wrong(given, ours)
+        except VerifyError as error:
+            return error
+        if not wrong:
+            return None
         node, difference = next(iter(wrong.items()))
-        raise self._error(given, node, difference, list(wrong))
+        return self._error(given, node, difference, list(wrong))
 
     def _wrong(self, given: Sequence[Any], ours: Sequence[torch.Tensor]) -> dict[fx.Node, Difference | str]:
         try:
@@ -106,6 +118,8 @@ class ComparedRegion:
             if smallest is not None:
                 node = smallest.node
                 lines.insert(0, self._first_wrong(smallest))
+                fault = fault_of(smallest, compiled)
+                lines += [fault.replace("\n", "\n    ")] if fault else []
                 path = write_repro(self.folder, smallest, compiled, _story(smallest))
         except Exception as error:  # the search compiles and runs; what was found already must be told all the same
             log.warning("the search for the op at fault failed", exc_info=True)

@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from torch_max_backend.base.torch_logs import PERF_HINTS, show
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import Artifact, CallSpec, Gate, bound
 from torch_max_backend.runtime.cuda_graphs.captured_region import ReplayRegion, refusal
@@ -63,12 +64,12 @@ def with_replay(spec: CallSpec, models: Sequence[Artifact], options: Options, ga
     if not of_programs:
         return RecordedProgram(spec, plain)
     if all(isinstance(r, ProgramSpec) for r in spec.regions):
-        log.info("no device graph is recorded: %s", of_programs)
+        _not_recorded(of_programs)
         return plain
     reasons = [_PROGRAM if isinstance(r, ProgramSpec) else refusal(r) for r in spec.regions]
     gpus = {index for r in spec.regions for index in r.gpus}
     if all(reasons) or len(gpus) > 1:
-        log.info("no device graph is recorded: %s", reasons[0] or "it runs on several GPUs")
+        _not_recorded(reasons[0] or "it runs on several GPUs")
         return plain
     call = Replayed(spec, models, plain, *gpus)
     call.source = plain.source  # type: ignore[attr-defined]
@@ -229,7 +230,7 @@ class Replayed:
 
     def _give_up(self, shape: _Shape, reason: str, args: list[Any] | None = None) -> Any:
         shape.given_up = True
-        log.info("no device graph is recorded: %s", reason)
+        _not_recorded(reason)
         return None if args is None else self._plain(args)
 
     def _record(self, key: Hashable, shape: _Shape, pointers: list[int | None], args: list[Any]) -> Any:
@@ -286,6 +287,11 @@ class Replayed:
             "".join(f"; {r}" for r in refusals),
         )  # fmt: skip
         return results
+
+
+def _not_recorded(reason: str) -> None:
+    log.info("no device graph is recorded: %s", reason)
+    show(PERF_HINTS, "no device graph is recorded, so each call launches its kernels from the host: %s", reason)
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
