@@ -26,7 +26,7 @@ from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolutio
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import library_of
-from torch_max_backend.loops.narrow_products import product_of_a_row
+from torch_max_backend.loops.narrow_products import packed_product, product_of_a_row
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref, Scatter, dense_strides
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
@@ -233,6 +233,8 @@ class FromRegion:
             row := product_of_a_row(self.builder.program, self.node, target, args, dict(kwargs))
         ):
             return row
+        if self.has_row_products and (packed := packed_product(self.builder.program, target, args)):
+            return self._library(torch.ops.aten._weight_int8pack_mm.default, packed, {}, promise)
         if self._is_for_library(target, args):
             return self._library(target, args, kwargs, promise)
         if rule is not None:
