@@ -141,7 +141,7 @@ def study(
     from torch_max_backend.evidence.measuring import measure_case
 
     settings = settings or Settings()
-    given = [Case(n, *model_of(m)) for n, m in cases.items()] if isinstance(cases, Mapping) else list(cases)
+    given = [Case(n, *model_and_arguments(m)) for n, m in cases.items()] if isinstance(cases, Mapping) else list(cases)
     if not given:
         raise EvidenceError("cases must hold at least one case, got none")
     names = [case.name for case in given]

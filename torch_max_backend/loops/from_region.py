@@ -36,7 +36,7 @@ from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolutio
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, library_of
-from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops, product_of_a_row
+from torch_max_backend.loops.narrow_products import PRODUCTS, packed_product, product_as_loops, product_of_a_row
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref, Scatter, dense_strides
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
@@ -240,8 +240,8 @@ class FromRegion:
             if value.device not in (self.device, torch.device("meta")):
                 raise Unsupported(f"a program on {self.device} has no tensor on {value.device}")
         rule = rule_of(target)
-        if self.has_row_products and (rows := self._product_as_loops(target, args, dict(kwargs))):
-            return rows
+        if self.has_row_products and (found := self._special_product(target, args, dict(kwargs), promise)):
+            return found
         if self._is_for_library(target, args):
             return self._library(target, args, kwargs, promise)
         if rule is not None:
@@ -252,10 +252,14 @@ class FromRegion:
             return self._library(target, args, kwargs, promise)
         return self._taken_apart(target, args, kwargs)
 
-    def _product_as_loops(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-        """What a product gives that takes the time of reading its matrix, which loops do faster than a library."""
+    def _special_product(
+        self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], promise: object
+    ) -> Tensor | None:
+        """What a product gives that takes the time of reading its matrix, or that unpacks one for many rows."""
         if (row := product_of_a_row(self.builder.program, self.node, target, args, kwargs)) is not None:
             return row
+        if (packed := packed_product(self.builder.program, target, args)) is not None:
+            return self._library(torch.ops.aten._weight_int8pack_mm.default, packed, {}, promise)
         if target not in PRODUCTS:
             return None
         matrix = self._in_place(args[-1]) if source_of(args[-1]) in self.memory else None
