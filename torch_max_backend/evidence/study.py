@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_max_backend.base.errors import EvidenceError
+from torch_max_backend.diagnostics.coverage import model_and_arguments
 from torch_max_backend.evidence.cases import Case
 from torch_max_backend.evidence.settings import Settings
 from torch_max_backend.measurement import roofs
