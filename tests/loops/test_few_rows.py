@@ -26,18 +26,18 @@ def calls_of(function: nn.Module, x: torch.Tensor, dynamic: bool = False) -> dic
 @pytest.mark.parametrize("bias", [False, True])
 def test_results(dtype: torch.dtype, bias: bool) -> None:
     """With and without rows that are left after those at once, and one behind the other."""
-    model = nn.Sequential(nn.Linear(512, 1030, bias), nn.GELU(), nn.Linear(1030, 512, bias)).to(dtype)
+    model = nn.Sequential(nn.Linear(1024, 1031, bias), nn.GELU(), nn.Linear(1031, 1024, bias)).to(dtype)
     for rows in (ROWS[dtype][0], 6, ROWS[dtype][-1]):
         torch._dynamo.reset()
-        assert calls_of(model, torch.randn(rows, 512, dtype=dtype)) == {}
+        assert calls_of(model, torch.randn(rows, 1024, dtype=dtype)) == {}
 
 
 @pytest.mark.parametrize(
     ("model", "x"),
     [
-        (nn.Linear(512, 1024), torch.randn(ROWS[torch.float32][-1] + 1, 512)),
-        (nn.Linear(128, 512), torch.randn(4, 128)),
-        (nn.Linear(512, 1024).double(), torch.randn(4, 512).double()),
+        (nn.Linear(1024, 1024), torch.randn(ROWS[torch.float32][-1] + 1, 1024)),
+        (nn.Linear(512, 1024), torch.randn(4, 512)),
+        (nn.Linear(1024, 1024).double(), torch.randn(4, 1024).double()),
     ],
     ids=["many rows", "a small matrix", "float64"],
 )
@@ -47,9 +47,9 @@ def test_others_are_library_calls(model: nn.Module, x: torch.Tensor) -> None:
 
 
 def test_a_matrix_whose_rows_are_contiguous() -> None:
-    matrix = torch.randn(512, 1024)
-    assert calls_of(lambda x: x @ matrix, torch.randn(4, 512)) == {"ATen aten.mm.default": 1}
+    matrix = torch.randn(1024, 1024)
+    assert calls_of(lambda x: x @ matrix, torch.randn(4, 1024)) == {"ATen aten.mm.default": 1}
 
 
 def test_symbolic_rows() -> None:
-    assert calls_of(nn.Linear(512, 1024), torch.randn(4, 512), dynamic=True) == {"ATen aten.addmm.default": 1}
+    assert calls_of(nn.Linear(1024, 1024), torch.randn(4, 1024), dynamic=True) == {"ATen aten.addmm.default": 1}

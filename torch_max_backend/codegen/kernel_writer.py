@@ -17,8 +17,8 @@ from torch_max_backend.schedule.nest import Nest, StageNest, Statement, lanes_of
 
 UNROLLED = 4
 """Accumulators of a reduction along memory: an addition takes several cycles, and these do not wait for each other."""
-UNROLLED_ROWS = 2
-"""The same for each of several rows at once."""
+UNROLLED_ROWS, MOST_UNROLLED = 2, 8
+"""The same for each of several rows at once, if these are few enough for registers."""
 
 
 class KernelWriter(AccumulatorWriter):
@@ -75,9 +75,8 @@ class KernelWriter(AccumulatorWriter):
                 self._line("part += 1")
                 self._iteration()
                 return
-            rows, last = self.nest.rows, self.nest.outer[-1]
-            fits = f"part + {rows} <= end and {self.place[last]} + {rows} <= {self._index(Index.of(last.size))}"
-            with self._block(f"if {fits}:"):
+            rows = self.nest.rows
+            with self._block(f"if part + {rows} <= end and {self._fits()}:"):
                 self._line(f"part += {rows}")
                 self.rows = rows
                 self._stages(self.nest.several)
@@ -85,6 +84,17 @@ class KernelWriter(AccumulatorWriter):
             with self._block("else:"):
                 self._line("part += 1")
                 self._iteration()
+
+    def _fits(self) -> str:
+        """Whether the iterations that are computed at once are all there, from the place at hand."""
+        *_, last = self.nest.outer
+        if self.nest.across == 1:
+            return f"{self.place[last]} + {self.nest.rows} <= {self._index(Index.of(last.size))}"
+        around = self.nest.outer[-2]
+        return (
+            f"{self.place[last]} == 0 and {self.place[around]} + {self.nest.across} <= "
+            f"{self._index(Index.of(around.size))}"
+        )
 
     def _lanes_of(self, v: Var) -> int:
         """The lanes of vectors along ``v``."""
@@ -260,7 +270,7 @@ class KernelWriter(AccumulatorWriter):
         narrow: Accumulators = {}
         if along is not None:
             lanes = self._lanes_of(along)
-            unrolled = UNROLLED if self.rows == 1 else UNROLLED_ROWS
+            unrolled = UNROLLED if self.rows == 1 else UNROLLED_ROWS if self.rows <= MOST_UNROLLED else 1
             many = _is_short(stage, self.rows) and _fits(along, self._stride(along, lanes) * unrolled)
             wide = [self._accumulators(stage, lanes) for _ in range(unrolled if many else 1)]
         if along is None or not (_divides(along, self._lanes_of(along)) or self._can_be_masked(along, stage)):

@@ -13,10 +13,12 @@ import torch
 from torch_max_backend.loops.program import Ref
 from torch_max_backend.loops.tensor import Tensor
 
-ROWS = {torch.float32: range(3, 9), torch.bfloat16: range(2, 17)}
+ROWS = {torch.float32: range(4, 9), torch.bfloat16: range(2, 9)}
 """The numbers of rows for which loops are faster than a library, by the dtype of the operands."""
-LONG, MANY, LARGE = 256, 64, 1 << 19
-"""Rows, columns and elements of a matrix from which that is so."""
+LARGE = {torch.float32: 1 << 20, torch.bfloat16: 1 << 19}
+"""Elements of a matrix from which that is so."""
+LONG, MANY = 256, 64
+"""The least rows and columns of it."""
 
 
 def is_product(args: Sequence[Tensor], matrix: Ref | None) -> bool:
@@ -29,5 +31,6 @@ def is_product(args: Sequence[Tensor], matrix: Ref | None) -> bool:
     if matrix is None or matrix.strides[0] != 1 or not all(n.is_constant for n in (rows, depth, columns)):
         return False
     sizes = int(depth.constant), int(columns.constant)
-    is_large = sizes[0] >= LONG and sizes[1] >= MANY and sizes[0] * sizes[1] >= LARGE
-    return is_large and int(rows.constant) in ROWS.get(args[-1].dtype, ())
+    dtype = args[-1].dtype
+    is_few = int(rows.constant) in ROWS.get(dtype, ())
+    return is_few and sizes[0] >= LONG and sizes[1] >= MANY and sizes[0] * sizes[1] >= LARGE[dtype]

@@ -89,13 +89,15 @@ class StageNest:
 class Nest:
     """Loops over ``outer``, which threads share; inside them the stages in order. ``vector`` is one of ``outer``.
 
-    ``several`` is what computes ``rows`` iterations of the last outer loop at once, if that is worth it.
+    ``several`` is what computes ``rows`` iterations of the last outer loop at once, if that is worth it; with
+    ``across``, all of that loop for so many iterations of the one around it.
     """
 
     outer: tuple[Var, ...]
     stages: tuple[StageNest, ...]
     vector: Var | None = None
     rows: int = 1
+    across: int = 1
     several: tuple[StageNest, ...] = ()
 
     @property

@@ -2,7 +2,7 @@
 
 A thread that sums ``w[i, r] * x[r]`` for four neighbouring ``i`` reads and converts ``x`` once for all of them, follows
 four streams of memory, and has sums that do not wait for each other. With a few rows, ``w[i, r] * x[j, r]``, it sums
-those of four ``j``: a row of the large ``w`` is read from memory once for all.
+those of all ``j`` for two ``i``: the large ``w`` is read once, and what was read of ``x`` is used twice.
 
 Before: ``t0 = sum of mul(w[8*i + r], x[r])``.
 After: ``t0.0 = sum of mul(w[8*i + r], x[r])``, ``t0.1 = sum of mul(w[8*i + 8 + r], x[r])``, and so on.
@@ -21,8 +21,10 @@ ROWS = 4
 """Outer iterations at once: more of them need more registers than there are."""
 LONG, MANY = 128, 64
 """Elements of a reduction, and outer iterations, from which it pays."""
-FEW, LARGE = 16, 1 << 18
-"""Outer iterations up to which they are the innermost loop, for the sake of so many elements that they share."""
+FEW, LARGE = 8, 1 << 18
+"""Outer iterations up to which all of them are computed at once, for the sake of so many elements that they share."""
+ACROSS = 2
+"""Iterations of the loop around these that are computed at once with them."""
 
 
 def rows_at_once(n: Nest) -> Nest:
@@ -33,16 +35,30 @@ def rows_at_once(n: Nest) -> Nest:
     if n.vector is not None or not n.outer or any(s.free or not _is_plain(s) for s in n.stages):
         return n
     short = [v for v in n.outer if 1 < cost.count([v]) <= FEW and any(_shares_large_reads(s, v) for s in n.stages)]
-    v = short[0] if len(short) == 1 and cost.count(n.outer) >= MANY * cost.count(short) else n.outer[-1]
-    if v not in short and cost.count([v]) < MANY:
+    if len(short) == 1 and len(n.outer) > 1 and isinstance(short[0].size, int):
+        return _block(n, short[0])
+    v = n.outer[-1]
+    if cost.count([v]) < MANY or not any(_shares_reads(s, v) for s in n.stages) or _bounds_others(v, n):
         return n
-    if not any(_shares_reads(s, v) for s in n.stages):
+    return dataclasses.replace(n, rows=ROWS, several=_several(n.stages, [{v: Index.of(v) + k} for k in range(ROWS)]))
+
+
+def _block(n: Nest, v: Var) -> Nest:
+    """All iterations of a short outer loop at once, for two of the longest loop around it."""
+    others = [w for w in n.outer if w != v]
+    w = max(others, key=lambda w: cost.count([w]))
+    if cost.count([w]) < MANY or _bounds_others(v, n) or _bounds_others(w, n):
         return n
-    if any(isinstance(w.size, Index) and v in w.size.variables for s in n.stages for w in s.inner):
-        return n
-    rows = min(ROWS, cost.count([v])) if v in short else ROWS
-    outer = (*(w for w in n.outer if w != v), v)
-    return dataclasses.replace(n, outer=outer, rows=rows, several=_several(n.stages, v, rows))
+    size = cost.count([v])
+    places: list[dict[Atom, Index]] = [
+        {w: Index.of(w) + k, v: Index.of(place)} for k in range(ACROSS) for place in range(size)
+    ]
+    outer = (*(u for u in others if u != w), w, v)
+    return dataclasses.replace(n, outer=outer, rows=len(places), across=ACROSS, several=_several(n.stages, places))
+
+
+def _bounds_others(v: Var, n: Nest) -> bool:
+    return any(isinstance(w.size, Index) and v in w.size.variables for s in n.stages for w in s.inner)
 
 
 def _is_plain(stage: StageNest) -> bool:
@@ -66,19 +82,22 @@ def _shares_large_reads(stage: StageNest, v: Var) -> bool:
     read = [variables(x) for s in stage.statements for x in walk(s.body) if isinstance(x, Load) and x.index]
     shared = [cost.count(found) for found in read if v not in found]
     own = [cost.count(found) for found in read if v in found]
-    return max(shared) >= LARGE and max(shared) >= MANY // FEW * max(own)
+    return max(shared) >= LARGE and max(shared) >= FEW * max(own)
 
 
-def _several(stages: tuple[StageNest, ...], v: Var, rows: int) -> tuple[StageNest, ...]:
-    """The stages with each statement once for each row. What one writes is kept in registers, and written after it."""
+def _several(stages: tuple[StageNest, ...], places: list[dict[Atom, Index]]) -> tuple[StageNest, ...]:
+    """The stages with each statement once for each of ``places``, which are values of outer variables.
+
+    What a statement writes is kept in registers, and written after it.
+    """
     own = {s.name for stage in stages for s in stage.statements}
     found: list[StageNest] = []
     for stage in stages:
         copies: list[Statement] = []
         stores: list[Statement] = []
         for s in stage.statements:
-            for k in range(rows):
-                copies.append(_of_row(s, v, k, own))
+            for k, values in enumerate(places):
+                copies.append(_at(s, values, k, own))
                 if s.address is not None:
                     stores.append(_store_of(s, copies[-1]))
                     copies[-1] = dataclasses.replace(copies[-1], address=None)
@@ -90,9 +109,8 @@ def _several(stages: tuple[StageNest, ...], v: Var, rows: int) -> tuple[StageNes
     return tuple(found)
 
 
-def _of_row(s: Statement, v: Var, k: int, own: set[str]) -> Statement:
-    """A statement for the row ``v + k``; what it reads in registers is that row's."""
-    values: dict[Atom, Index] = {v: Index.of(v) + k}
+def _at(s: Statement, values: dict[Atom, Index], k: int, own: set[str]) -> Statement:
+    """A statement at the place ``k``; what it reads in registers is that place's."""
     done: dict[Scalar, Scalar] = {}
 
     def load(x: Load) -> Scalar:
