@@ -40,7 +40,9 @@ def exported(model: nn.Module, x: torch.Tensor, dynamic: bool) -> torch.nn.Modul
 @pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [False, True], ids=["calibrated", "dynamic"])
 @pytest.mark.parametrize(
-    ("make", "shape"), [(linears, (1, 64)), (linears, (5, 64)), (convolutions, (2, 3, 16, 16))], ids=str
+    ("make", "shape"),
+    [(linears, (1, 64)), (linears, (5, 64)), (convolutions, (2, 3, 16, 16))],
+    ids=["one row", "rows", "images"],
 )
 def test_right_against_eager(make: object, shape: tuple[int, ...], dynamic: bool) -> None:
     """Sums in another order may move an activation to the next of 256 steps: half of one on the average of all."""
