@@ -13,6 +13,7 @@ from torch._higher_order_ops.switch import switch
 
 from torch_max_backend import max_backend, reports
 from torch_max_backend.base.errors import UnsupportedOpError
+from torch_max_backend.capture import maps
 from torch_max_backend.diagnostics import report
 
 pytestmark = pytest.mark.sampled
@@ -176,7 +177,48 @@ def test_associative_scan_along_another_dimension() -> None:
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_map(grad: bool) -> None:
+    """All slices at once: there is no graph of one slice."""
+    report.clear()
     agrees(rows_alone, (randn(5, 3, 4), randn(4)), grad=grad)
+    assert [r.stats.programs for r in reports()] == [1] * (1 + grad)
+
+
+def products_alone(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return map_slices(lambda x, y: ((x @ y).relu(), {"norm": torch.nn.functional.layer_norm(x, (4,))}), x, y)
+
+
+def test_map_of_products() -> None:
+    agrees(products_alone, (randn(5, 3, 4), randn(4, 2)))
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_map_that_takes_much_memory_runs_slice_by_slice(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maps, "MOST", limit)
+    report.clear()
+    agrees(rows_alone, (randn(5, 3, 4), randn(4)))
+    assert len(reports()) == (1 if limit else 2)
+
+
+def drops(x: torch.Tensor) -> Any:
+    return map_slices(lambda x: torch.nn.functional.dropout(x, 0.5) * 2, x)
+
+
+def test_map_with_random_numbers_draws_them_as_eager_does() -> None:
+    x = randn(5, 64)
+    torch.manual_seed(3)
+    given = compiled(drops)(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(given, drops(x))
+
+
+def test_map_of_an_op_that_is_not_batched_runs_slice_by_slice() -> None:
+    report.clear()
+    agrees(lambda x: map_slices(lambda x: torch.histc(x, 4, 0.0, 1.0), x), (torch.rand(3, 8),))
+    assert len(reports()) == 2
+
+
+def test_map_of_a_symbolic_number_of_slices() -> None:
+    agrees(rows_alone, (randn(5, 3, 4), randn(4)), (randn(7, 3, 4), randn(4)))
 
 
 def test_switch_takes_the_nearest_graph() -> None:

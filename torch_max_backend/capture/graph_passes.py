@@ -15,6 +15,7 @@ from torch_max_backend.capture.fake_tensors import order_of, storage_key, tensor
 from torch_max_backend.capture.flex_attention import inline_flex_attention
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.grouped_query_attention import share_heads
+from torch_max_backend.capture.maps import inline_maps
 from torch_max_backend.capture.marked_regions import inline_marked_regions
 from torch_max_backend.capture.user_controlled_ops import is_taken
 
@@ -151,6 +152,7 @@ PASSES = [
     inline_marked_regions,
     inline_flex_attention,
     inline_associative_scans,
+    inline_maps,
     gather_by_data,
     share_equal_nodes,
     drop_copies,
