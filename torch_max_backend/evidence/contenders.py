@@ -22,10 +22,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "inductor": {"backend": "inductor"},
     "inductor-reduce-overhead": {"backend": "inductor", "mode": "reduce-overhead"},
     "inductor-max-autotune": {"backend": "inductor", "mode": "max-autotune"},
+    "inductor-freezing": {"backend": "inductor", "options": {"freezing": True}},
     "max": {"backend": "max_backend"},
     "max-reduce-overhead": {"backend": "max_backend", "mode": "reduce-overhead"},
+    "max-freeze": {"backend": "max_backend", "options": {"freeze": True}},
 }
-"""Arguments of torch.compile. In eager, products are cuBLAS's, convolutions cuDNN's, and attention is torch's own."""
+"""Arguments of torch.compile. Weights are frozen in inference alone. In eager, products are cuBLAS's, convolutions cuDNN's, and attention is torch's own."""
 
 OURS = tuple(name for name, settings in SETTINGS.items() if settings.get("backend") == "max_backend")
 TUNING = ("inductor-max-autotune",)
