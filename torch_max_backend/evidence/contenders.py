@@ -27,7 +27,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "max-reduce-overhead": {"backend": "max_backend", "mode": "reduce-overhead"},
     "max-freeze": {"backend": "max_backend", "options": {"freeze": True}},
 }
-"""Arguments of torch.compile. Weights are frozen in inference alone. In eager, products are cuBLAS's, convolutions cuDNN's, and attention is torch's own."""
+"""Arguments of torch.compile. In eager, products are cuBLAS's, convolutions cuDNN's, and attention is torch's own.
+
+Weights are frozen in inference alone.
+"""
 
 OURS = tuple(name for name, settings in SETTINGS.items() if settings.get("backend") == "max_backend")
 TUNING = ("inductor-max-autotune",)
