@@ -158,9 +158,10 @@ def test_another_tool_runs_a_function_in_a_process_of_this_package(
 ) -> None:
     """The process is this one here: what it is given is called, and compiled by this backend."""
     given: list[list[str]] = []
-    monkeypatch.setattr(shutil, "which", lambda name: f"/{name}")
-    monkeypatch.setattr(subprocess, "run", lambda command: given.append(command) or types.SimpleNamespace(returncode=0))
-    profiling.sanitize([models + "mlp"], "cpu", calls=2)
+    with monkeypatch.context() as patch:  # a kernel may have to be compiled below
+        patch.setattr(shutil, "which", lambda name: f"/{name}")
+        patch.setattr(subprocess, "run", lambda command: given.append(command) or types.SimpleNamespace(returncode=0))
+        profiling.sanitize([models + "mlp"], "cpu", calls=2)
     (command,) = given
     assert command[:5] == ["/compute-sanitizer", "--error-exitcode", "1", sys.executable, "-m"]
     assert command[5] == profiling.__name__
