@@ -125,6 +125,13 @@ def test_vectors_run_along_what_is_read_most() -> None:
     assert re.search(r"i\d+:1365 in vectors", text), text
 
 
+def test_a_transpose_of_few_rows_is_shared_among_threads(tmp_path: Path) -> None:
+    """Vectors are the few rows; the long way along memory is cut in slices. The last one is shorter."""
+    made = program(lambda x: (views.transpose(x, 0, 1),), torch.randn(12, 40000))
+    assert re.search(r"kernel over i\d+:12 in vectors, i\d+p:\d+:", str(schedule(made.program)))
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
 def test_sums_of_columns_are_in_a_kernel_of_their_own_where_rows_are_short() -> None:
     def both(x: Tensor) -> tuple[Tensor, ...]:
         y = pointwise(lambda e: op("lgamma", e), x)  # dear, so that it is kept

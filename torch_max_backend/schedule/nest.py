@@ -468,11 +468,10 @@ def _elementwise(n: Nest) -> Nest:
         inner = dataclasses.replace(stage, free=(v,))
         return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, None)
     across = _read_across(n, v) if _has_no_conditions(v, stage) else None
-    if (
-        across is not None
-    ):  # a transpose: blocks of ``v``, and inside them the variable along which reads are neighbours
+    if across is not None:  # a transpose: blocks of ``v``, inside them the variable along which reads are neighbours
         inner = dataclasses.replace(stage, free=(across,))
-        return Nest(tuple(w for w in n.outer if w != across), (inner,), v)
+        made = Nest(tuple(w for w in n.outer if w != across), (inner,))
+        return dataclasses.replace(_sliced(made, across, None), vector=v)
     inner = dataclasses.replace(stage, free=(v,), vector=v)
     return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, v)
 
