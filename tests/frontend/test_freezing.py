@@ -122,6 +122,18 @@ def test_a_change_is_seen(model: Small, change: Callable[[Small], None]) -> None
     assert not torch.allclose(call(x), before)
 
 
+def test_memory_that_is_used_again(model: Small) -> None:
+    """A parameter gets other memory, and later memory at the address that it had first."""
+    call, x = frozen(model), torch.randn(3, 8, 6, 6)
+    first = model.second.weight.data
+    call(x)
+    model.second.weight.data = torch.randn_like(first)
+    call(x)
+    first.copy_(torch.randn_like(first))  # as another tensor at this address would have other values
+    model.second.weight.data = first
+    torch.testing.assert_close(call(x), model(x), **TOLERANCE[torch.float32])
+
+
 def test_a_buffer_that_changes_in_every_call() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -140,6 +152,25 @@ def test_a_buffer_that_changes_in_every_call() -> None:
     assert runs() == 1  # of what the weight gives
 
 
+def test_only_what_depends_on_a_change_is_computed_again() -> None:
+    """A buffer that somebody else writes, beside weights that stay."""
+    counted: list[int] = []
+    scale = torch.ones(1)
+    layer = nn.Linear(256, 512)
+    layer.register_buffer("scale", scale)
+    call, x = frozen(lambda x: layer(x) * layer.scale.exp()), torch.randn(3, 256)
+    torch.testing.assert_close(call(x), layer(x) * scale.exp())
+    held = report().frozen
+    packed = held._kept[0].results
+    for _ in range(2):
+        scale.add_(0.5)
+        torch.testing.assert_close(call(x), layer(x) * scale.exp(), rtol=1e-4, atol=1e-4)
+        counted.append(sum(a is b for a, b in zip(packed, held._kept[0].results, strict=True)))
+    assert counted == [1, 1]
+    layer.weight.neg_()
+    torch.testing.assert_close(call(x), layer(x) * scale.exp(), rtol=1e-4, atol=1e-4)
+
+
 def test_two_models_of_one_code(model: Small) -> None:
     """The graph of one class is compiled once, and each model has its own weights."""
     models = [copy.deepcopy(model) for _ in range(2)]
@@ -150,9 +181,14 @@ def test_two_models_of_one_code(model: Small) -> None:
         return given(x)
 
     x = torch.randn(3, 8, 6, 6)
-    for _ in range(2):
+    for _ in range(3):
         for own in models:
             torch.testing.assert_close(call(own, x), own(x), **TOLERANCE[torch.float32])
+    held = report().frozen
+    assert (held.runs, held.holds) == (2, 2 * held.steps.size)
+    del models[0], own
+    gc.collect()
+    assert held.holds <= held.steps.size
 
 
 def test_what_is_not_a_number_stays(model: Small) -> None:

@@ -84,8 +84,8 @@ def _hoist(gm: fx.GraphModule, fixed: set[fx.Node], memory: set[int | None]) -> 
         return
     given, steps, numbers = _steps_of(wanted, fixed)
     size = sum(_bytes(t) for n in wanted for t in tensors_of(value_of(n)))
-    last = max(given, key=list(gm.graph.nodes).index)
-    with gm.graph.inserting_after(last):
+    first = next(n for n in gm.graph.nodes if n.op != "placeholder")
+    with gm.graph.inserting_before(first):
         node = gm.graph.call_function(Frozen(Steps(len(given), steps, numbers, size)), tuple(given))
     node.meta["val"] = tuple(value_of(n) for n in wanted)
     for k, old in enumerate(wanted):
