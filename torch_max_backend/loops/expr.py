@@ -421,6 +421,14 @@ def inside(x: Scalar) -> Iterator[Scalar]:
         yield from nested(index)
 
 
+def text_size(*roots: Scalar) -> int:
+    """How many expressions the text of ``roots`` has, which repeats what they share."""
+    sizes: dict[Scalar, int] = {}
+    for x in walk(*roots):
+        sizes[x] = 1 + sum(sizes[y] for y in inside(x))
+    return sum(sizes[x] for x in roots)
+
+
 def walk(*roots: Scalar) -> Iterator[Scalar]:
     """Every expression in ``roots`` once, operands before what uses them."""
     seen: set[Scalar] = set()
