@@ -51,7 +51,7 @@ def fold_constants(gm: fx.GraphModule) -> None:
     """
     constants = constant_nodes(gm)
     read = _read_outside(gm, constants)
-    wanted = [n for n in gm.graph.nodes if n in read and not _is_fill(n)]
+    wanted = [n for n in gm.graph.nodes if n in read and not is_fill(n)]
     if not wanted:
         return
     for node, value in evaluate(gm, wanted).items():
@@ -78,6 +78,21 @@ def constant_nodes(gm: fx.GraphModule, largest: int = LARGEST_CONSTANT) -> set[f
 
 
 def _may_run_now(node: fx.Node, largest: int) -> bool:
+    value = value_of(node)
+    return (
+        may_run_apart(node)
+        and isinstance(value, torch.Tensor)
+        and is_plain(value)
+        and value.numel() * value.element_size() <= largest
+        and (value.device.type == "cpu" or torch.cuda.is_available() or elsewhere() is not None)
+    )
+
+
+def may_run_apart(node: fx.Node) -> bool:
+    """Whether torch may compute a node at another time than the graph's: a tensor of known sizes, without effects.
+
+    Not of random numbers, memory as it was found, or an op that a user lowers.
+    """
     target, value = node.target, value_of(node)
     if not isinstance(target, OpOverload) or not isinstance(value, torch.Tensor) or symbols_of(value):
         return False
@@ -88,9 +103,6 @@ def _may_run_now(node: fx.Node, largest: int) -> bool:
         and target.overloadpacket not in UNINITIALIZED
         and (lowering is None or lowering.is_own)
         and target not in aten_functions.torch_ops
-        and is_plain(value)
-        and value.numel() * value.element_size() <= largest
-        and (value.device.type == "cpu" or torch.cuda.is_available() or elsewhere() is not None)
     )
 
 
@@ -109,7 +121,8 @@ def _read_outside(gm: fx.GraphModule, constants: set[fx.Node]) -> set[fx.Node]:
     return read
 
 
-def _is_fill(node: fx.Node) -> bool:
+def is_fill(node: fx.Node) -> bool:
+    """Whether the node repeats one number."""
     return getattr(node.target, "overloadpacket", None) in FILLS
 
 

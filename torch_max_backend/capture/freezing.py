@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
-from torch_max_backend.aten_functions.registry import aten_functions
-from torch_max_backend.capture.constant_folding import FILLS, UNINITIALIZED
-from torch_max_backend.capture.fake_tensors import hint, order_of, storage_key, symbols_of, tensors_of, value_of
+from torch_max_backend.capture.constant_folding import is_fill, may_run_apart
+from torch_max_backend.capture.fake_tensors import hint, order_of, storage_key, tensor_of, tensors_of, value_of
 from torch_max_backend.capture.fx_nodes import map_nodes
 from torch_max_backend.capture.joint_graph import SAVED_FROM
 from torch_max_backend.capture.packed_weights import is_packing, pack_weights
@@ -58,18 +56,7 @@ def fixed_nodes(gm: fx.GraphModule, parameters: Collection[fx.Node]) -> set[fx.N
 
 
 def _may_run_once(node: fx.Node) -> bool:
-    target, value = node.target, value_of(node)
-    if not isinstance(target, OpOverload) or not isinstance(value, torch.Tensor) or symbols_of(value):
-        return False
-    lowering = aten_functions.get(target)
-    return (
-        not target._schema.is_mutable
-        and torch.Tag.nondeterministic_seeded not in target.tags
-        and target.overloadpacket not in UNINITIALIZED | FILLS
-        and target not in aten_functions.torch_ops
-        and (lowering is None or lowering.is_own)
-        and (is_packing(node) or order_of(value) is not None)
-    )
+    return may_run_apart(node) and not is_fill(node) and (is_packing(node) or order_of(tensor_of(node)) is not None)
 
 
 def _hoist(gm: fx.GraphModule, fixed: set[fx.Node], memory: set[int | None]) -> None:

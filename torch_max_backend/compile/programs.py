@@ -185,9 +185,10 @@ def _log(program: Program) -> None:
     k, written = program.region, program.written
     steps = [n for n in program.schedule.steps if isinstance(n, Nest)]
     scheduled = [e for n in steps for stage in n.stages for s in stage.statements for e in s.expressions]
-    if text_size(*scheduled, *(e for d in program.loops.definitions() for e in d.expressions())) <= LONGEST:
-        show(LOOPS, "loops of region %d:\n%s", k, program.loops)
-        show(SCHEDULE, "schedule of region %d:\n%s", k, program.schedule)
+    size = text_size(*scheduled, *(e for d in program.loops.definitions() for e in d.expressions()))
+    too_long = f"not written out: {size} expressions, and {LONGEST} is the most" if size > LONGEST else ""
+    show(LOOPS, "loops of region %d:\n%s", k, too_long or program.loops)
+    show(SCHEDULE, "schedule of region %d:\n%s", k, too_long or program.schedule)
     show(KERNELS, "kernels of region %d:\n%s\n%s", k, written.source, written.spec.source)
 
 

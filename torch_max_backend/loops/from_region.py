@@ -406,11 +406,12 @@ class FromRegion:
             self.builder.program.modules[found.name] = self.builder.module
             self.memory[found.name] = found.sizes, found.strides
             results.append(found)
-        refs = [image[k] if image is not None and k < 2 else as_ref(a) for k, a in enumerate(args)]
+        placed = dict(enumerate(image[:2])) if image is not None else {}
         if target in PACKED_CONVOLUTIONS:  # oneDNN would copy any other image
-            refs[0] = self._ordered(args[0])
+            placed = {0: self._ordered(args[0])}
         elif target in PACKED_LINEARS:
-            refs[0] = self._contiguous(args[0])
+            placed = {0: self._contiguous(args[0])}
+        refs = [placed[k] if k in placed else as_ref(a) for k, a in enumerate(args)]
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
         self.builder.program.steps.append(
             Call(
