@@ -140,9 +140,9 @@ def test_columns_are_shared_by_neighbours() -> None:
 
 def test_a_transpose_passes_through_tiles() -> None:
     (nest,) = nests(views.t, 512, 768)
-    assert nest.tile is not None and nest.block == 256 and nest.parts == 16 * 24
+    assert nest.tile is not None and nest.block == 256 and nest.parts == 16 * 12
     text = texts(views.t, 512, 768)
-    assert text.count("shared_store") == text.count("shared_load") == 4 and text.count("block_barrier") == 1
+    assert text.count("shared_store") == text.count("shared_load") == 8 and text.count("block_barrier") == 1
 
 
 def test_short_rows_are_written_in_whole_vectors() -> None:

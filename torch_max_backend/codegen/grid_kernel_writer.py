@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from torch_max_backend.codegen.accumulators import Accumulators, Reduction
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.inexact_operations import computed_nearly
+from torch_max_backend.codegen.kernel_writer import UNROLLED
 from torch_max_backend.codegen.source import Slot
-from torch_max_backend.codegen.thread_exchange import ThreadExchange
-from torch_max_backend.loops.expr import SHORT, Guarded, Load, Op, Scalar, inside, variables, walk
+from torch_max_backend.codegen.tile_writer import NARROW, TileWriter
+from torch_max_backend.loops.expr import SHORT, Guarded, Load, Op, Scalar, variables, walk
 from torch_max_backend.loops.index import Div, Index, Mod, Var
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule import cost
-from torch_max_backend.schedule.grid_elements import passes_tile
-from torch_max_backend.schedule.grid_limits import BUSY, BYTES, TILE, WARP
-from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step
+from torch_max_backend.schedule.grid_limits import AHEAD, BUSY, BYTES, WARP
+from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, runs_within
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import StageNest, Statement
 
-NARROW = 1 << 32
-"""Below this, whole numbers are divided as numbers of 32 bits."""
-AHEAD = 8
-"""Iterations of a loop, at most, whose reads are under way together."""
 _ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
 
 
-class GridKernelWriter(ThreadExchange):
+class GridKernelWriter(TileWriter):
     """Writes the kernel of a :class:`GridNest`.
 
     In the text ``part`` is a thread's outer index among all, and ``mine`` the thread's number among those that share
@@ -44,8 +40,6 @@ class GridKernelWriter(ThreadExchange):
         """Operations that need not be exact."""
         self.lane: int | None = None
         """The lane of vectors at work, where lanes are computed one after the other."""
-        self.tiles: dict[Load, str] = {}
-        """Loads of what is in shared memory, with its name there."""
         self.kept: list[tuple[str, str, dict[Scalar, Value]]] = []
         """The vectors of a row that a thread has in registers: where each begins, whether it is in the row, and what is
         known of it."""
@@ -53,9 +47,6 @@ class GridKernelWriter(ThreadExchange):
         """The outer index at work, where those behind the last one compute it once more."""
         self.counted = ""
         """Whether a lane has an element of a scan, as text."""
-        self.turned = ""
-        """The place of an element in these."""
-        """Lines at the kernel's begin: memory that a block shares."""
 
     def _spelled(self, x: Op) -> str:
         return f"{x.name}_nearly" if x in self.nearly else super()._spelled(x)
@@ -63,7 +54,7 @@ class GridKernelWriter(ThreadExchange):
     # -- outer indices ---------------------------------------------------------------------------------------
     def _outer(self) -> None:
         if self.nest.tile is not None:
-            self._tiled(*self.nest.tile)
+            self._tiled(self.nest.tile)
             return
         if self.nest.flat:
             self._beyond_rows()
@@ -164,59 +155,6 @@ class GridKernelWriter(ThreadExchange):
             )
             number = number if is_first else self._new("rest", self._divided("//", number, size), 1)[0]
 
-    def _tiled(self, fast: Var, across: Var) -> None:
-        """Blocks of a transpose. What is read along ``across`` goes to shared memory, and is taken from there along
-        ``fast``; rows there are one element longer, so that neither way meets the same bank."""
-        others = [v for v in self.nest.outer if v not in (fast, across)]
-        sizes = {v: self._index(Index.of(v.size)) for v in self.nest.outer}
-        rest = "block_index()"
-        for v in (fast, across, *reversed(others)):
-            name, each = self._named(v), TILE if v in (fast, across) else 1
-            count = sizes[v] if each == 1 else f"(({sizes[v]} + {TILE - 1}) // {TILE})"
-            self._line(f"var {name}: Int = {self._divided('%', rest, count)}{f' * {TILE}' if each > 1 else ''}")
-            self.count += 1
-            self._line(f"var rest{self.count}: Int = {self._divided('//', rest, count)}")
-            rest = f"rest{self.count}"
-            if v in others:
-                self.place[v] = name
-        starts = self._named(fast), self._named(across)
-        column, row = f"rem32(thread_in_block(), {TILE})", f"div32(thread_in_block(), {TILE})"
-        self._line(f"var column: Int = {column}")
-        self._line(f"var row: Int = {row}")
-        loads = walk(*(s.body for s in self.nest.stages[0].statements))
-        tiled = dict.fromkeys(x for x in loads if isinstance(x, Load) and passes_tile(x, fast, across))
-        self.tiles = {
-            x: self._shared(SHORT[self.slots[x.source].dtype], TILE * (TILE + 1), f"tile {k}")
-            for k, x in enumerate(tiled)
-        }
-        rows = self.nest.block // TILE
-        loaded: list[tuple[int, list[str]]] = []
-        for k in range(0, TILE, rows):  # all reads are under way together
-            for v, first in ((fast, f"{starts[0]} + row + {k}"), (across, f"{starts[1]} + column")):
-                self.place[v], _ = self._new("k", f"imin({first}, {sizes[v]} - 1)", 1)
-            loads_here = (f"load[1]({self.pointers[x.source]}, {self._index(x.index[0])})" for x in self.tiles)
-            loaded.append((k, [self._new("x", text, 1)[0] for text in loads_here]))
-        for k, values in loaded:
-            for name, value in zip(self.tiles.values(), values, strict=True):
-                self._line(f"shared_store({name}, (row + {k}) * {TILE + 1} + column, {value})")
-        self._line("block_barrier()")
-        for k in range(0, TILE, rows):
-            self.turned = f"column * {TILE + 1} + row + {k}"
-            for v, first in ((fast, f"{starts[0]} + column"), (across, f"{starts[1]} + row + {k}")):
-                self.place[v], _ = self._new("k", first, 1)
-            with (
-                self._block(f"if {self.place[fast]} < {sizes[fast]}:"),
-                self._block(f"if {self.place[across]} < {sizes[across]}:"),
-            ):
-                self._stages()
-        self.lines[:0] = self.head
-
-    def _divided(self, sign: str, dividend: str, divisor: str) -> str:
-        """A quotient or a remainder of what is below the number of outer indices."""
-        if self.nest.parts.bounds[1] < NARROW:
-            return f"{'div32' if sign == '//' else 'rem32'}({dividend}, {divisor})"
-        return f"{dividend} {sign} {divisor}"
-
     def _division(self, atom: Div | Mod) -> str:
         low, high = atom.dividend.bounds
         if low >= 0 and high < NARROW and atom.divisor.bounds[0] > 0 and atom.divisor.bounds[1] < NARROW:
@@ -230,8 +168,6 @@ class GridKernelWriter(ThreadExchange):
         return (text, lanes) if self.lane is None or lanes == 1 else (f"lane_at({text}, {self.lane})", 1)
 
     def _load(self, x: Load) -> Value:
-        if x in self.tiles:
-            return self._new("x", f"shared_load[1]({self.tiles[x]}, {self.turned})", 1)
         return self._by_lane(x) if self.lanes > 1 and self._step(x.index[0]) not in (0, 1) else super()._load(x)
 
     def _guarded(self, x: Guarded) -> Value:
@@ -259,11 +195,17 @@ class GridKernelWriter(ThreadExchange):
 
     # -- the loops of a stage --------------------------------------------------------------------------------
     def _lanes_of(self, v: Var) -> int:
-        return self.nest.lanes
+        return self.nest.lanes if self.nest.tile is None else self.nest.tile.lanes[v == self.nest.tile.across]
 
     def _totals(self, stage: StageNest, accumulators: list[Accumulators]) -> dict[str, Value]:
         """None: many threads share a sum, and no accumulator has many additions."""
         return {}
+
+    def _chains(self, stage: StageNest, along: Var) -> int:
+        steps = cost.count([along]) // self._stride(along, self.nest.lanes)
+        if any(s.place is not None for s in stage.statements):  # chains become one by many instructions
+            return UNROLLED if steps >= UNROLLED**2 else 1
+        return min(UNROLLED, 1 << max(0, steps.bit_length() - 1))
 
     def _enter(self, k: int) -> None:
         if self.nest.threads == 1:
@@ -375,27 +317,6 @@ class GridKernelWriter(ThreadExchange):
             with self._at(*at):
                 run()
 
-    @contextmanager
-    def _at(self, place: Mapping[Var, str], scope: dict[Scalar, Value]) -> Iterator[None]:
-        """At an iteration, with what is known of it."""
-        self.place.update(place)
-        self.scopes.append(scope)
-        yield
-        self.scopes.pop()
-        for v in place:
-            del self.place[v]
-
-    def _reads(self, stage: StageNest, loops: Collection[Var] = ()) -> list[Load]:
-        """What all iterations of a stage's loops, or of others, read, unless it may have been written by one before."""
-        loops = {*(loops or stage.inner)}
-        own = {s.name for s in stage.statements}
-        found: dict[Load, None] = {}
-        for s in stage.statements:
-            for x in _unconditional(*s.expressions):
-                if isinstance(x, Load) and x.index and variables(x) & loops:
-                    found[x] = None
-        return [x for x in found if not any(isinstance(y, Load) and y.source in own for y in walk(x))]
-
     def _copies(self, stage: StageNest, loads: Sequence[Load]) -> int:
         """Iterations at a time: with few threads, or narrow loads, a thread reads more before it waits."""
         lanes = self.nest.lanes if self.nest.vector or stage.vector else 1
@@ -474,6 +395,12 @@ class GridKernelWriter(ThreadExchange):
             self._finish(s, value, 1)
 
     # -- memory ----------------------------------------------------------------------------------------------
+    def _step(self, index: Index) -> int | str | None:
+        step = super()._step(index)
+        if step is not None or self.nest.flat or self.vector is None:
+            return step
+        return 1 if runs_within(index, self.vector, self.lanes) else None
+
     def _whole(self, access: str, address: Index) -> str:
         assert self.vector is not None
         if self.nest.flat:
@@ -521,10 +448,3 @@ class GridKernelWriter(ThreadExchange):
             self.place[v] = start if not k else self._new("k", f"{start} + {k}", 1)[0]
             self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, lane_at({wide}, {k}))")
         self.place[v] = start
-
-
-def _unconditional(*roots: Scalar) -> Iterator[Scalar]:
-    """What is computed whatever conditions give."""
-    for x in roots:
-        yield x
-        yield from _unconditional(*([x.condition] if isinstance(x, Guarded) else inside(x)))

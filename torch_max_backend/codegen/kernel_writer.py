@@ -270,9 +270,8 @@ class KernelWriter(AccumulatorWriter):
         narrow: Accumulators = {}
         if along is not None:
             lanes = self._lanes_of(along)
-            unrolled = UNROLLED if self.rows == 1 else UNROLLED_ROWS if self.rows <= MOST_UNROLLED else 1
-            many = _is_short(stage, self.rows) and _fits(along, self._stride(along, lanes) * unrolled)
-            wide = [self._accumulators(stage, lanes) for _ in range(unrolled if many else 1)]
+            chains = self._chains(stage, along) if _is_short(stage, self.rows) else 1
+            wide = [self._accumulators(stage, lanes) for _ in range(chains)]
         if along is None or not (_divides(along, self._lanes_of(along)) or self._can_be_masked(along, stage)):
             narrow = self._accumulators(stage, self.lanes)
         r = Reduction(stage, along, wide, narrow, self._totals(stage, wide or [narrow]))
@@ -280,6 +279,11 @@ class KernelWriter(AccumulatorWriter):
         for s in stage.statements:
             if s.combiner:
                 self._finish(s, *self._taken(s, self._gathered(s, self._result(r, s))))
+
+    def _chains(self, stage: StageNest, along: Var) -> int:
+        """How many accumulators a reduction in vectors along a loop of a stage has."""
+        unrolled = UNROLLED if self.rows == 1 else UNROLLED_ROWS if self.rows <= MOST_UNROLLED else 1
+        return unrolled if _fits(along, self._stride(along, self._lanes_of(along)) * unrolled) else 1
 
     def _reduced(self, r: Reduction, k: int) -> None:
         """The reduced loops from the one of number ``k`` on. The innermost one stops now and then for the totals."""
@@ -308,7 +312,9 @@ class KernelWriter(AccumulatorWriter):
             lanes, copies = self._lanes_of(v), len(r.wide)
             stride = self._stride(v, lanes)
             if copies > 1:
-                with self._block(f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"):
+                once = v.size == stride * copies
+                more = f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"
+                with self._scope() if once else self._block(more):
                     for accumulators in r.wide:
                         self.place[v] = name
                         with self._scope(), self._along(v):

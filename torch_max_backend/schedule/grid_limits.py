@@ -25,8 +25,11 @@ SHARED = 48 << 10
 """Bytes of shared memory that a block has."""
 LONG = 256
 """Elements of a row that few vectors go beyond."""
-TILE = 32
-"""Indices of a transpose's two loops that a block has."""
+TILE, TILE_BYTES, LONGEST_SIDE, NARROWEST = 32, 8 << 10, 512, 3
+"""Of a transpose: indices of its two loops that a block has, twice as many of 16 bits; what passes through a block's
+shared memory; the most indices of a loop if the other one is short, and the shortest loop."""
+BANK = 4
+"""Bytes of a bank of shared memory: threads that read from one bank at once wait for each other."""
 STORES = 2
 """How often a byte that is written counts, where loops are compared by what runs along memory."""
 SECTOR = 32
@@ -37,3 +40,5 @@ LOOKED_AT = 16
 """Iterations of a loop that are looked at to see how far apart neighbours are, where no one number says it."""
 COLUMNS = 32
 """Neighbouring outer indices of a block whose threads share inner loops as well."""
+AHEAD = 8
+"""Iterations of a loop, at most, whose reads are under way together."""

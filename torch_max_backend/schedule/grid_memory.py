@@ -94,13 +94,32 @@ def lanes_along(v: Var, stages: tuple[StageNest, ...]) -> int:
     if not along or apart > len(along) or guarded > gpu.GUARDS or any(distance(i, v) != 1 for i, _ in stores):
         return 1
     lanes = min(8, gpu.BYTES // min(width for _, width in along))
+    loads = [i for s in stages for i, _ in accesses(s) if distance(i, v) != 1]
     while lanes > 1 and (
         cost.count([v]) < lanes
+        or len(along) < _split(loads, v, lanes) > _split(loads, v, lanes // 2)
         or not all(is_aligned(i, v, lanes) for i, _ in stores)
         or sum(is_aligned(i, v, lanes) for i, _ in along) * 2 < len(along)
     ):
         lanes //= 2
     return lanes
+
+
+def _split(loads: Sequence[Index], v: Var, lanes: int) -> int:
+    """How many loads vectors along ``v`` split into elements."""
+    return sum(not (i.stride(v) == 0 or runs_within(i, v, lanes)) for i in loads)
+
+
+def runs_within(index: Index, v: Var, lanes: int) -> bool:
+    """Whether vectors that begin at multiples of ``lanes`` along ``v`` are of neighbours in memory.
+
+    So are those of 4 of ``30 * (v // 20) + v % 20``.
+    """
+    if any(isinstance(atom, Computed) for atom in index.atoms):
+        return False
+    whole, lane = Var("q", 1 << 32), Var("r", lanes)
+    apart = index.substitute({v: Index.of(whole) * lanes + Index.of(lane)}) - Index.of(lane)
+    return lane not in apart.variables
 
 
 def _is_apart(index: Index, v: Var) -> bool:

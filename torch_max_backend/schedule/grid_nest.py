@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch_max_backend.loops.index import Index, Var, product
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
+from torch_max_backend.schedule.grid_tiles import Tile
 from torch_max_backend.schedule.nest import Nest, StageNest
 
 
@@ -31,9 +32,8 @@ class GridNest(Nest):
     flat: bool = False
     """Whether a thread's vector is of all outer loops as one, in the order of memory: where it goes beyond a row, its
     elements are computed one by one."""
-    tile: tuple[Var, Var] | None = None
-    """The outer variable along which stores are neighbours and the one along which loads are, of a transpose: a block
-    has ``TILE`` indices of each, and what it loads passes through shared memory."""
+    tile: Tile | None = None
+    """What a block has of two loops of a transpose, and passes through shared memory."""
 
     @property
     def block(self) -> int:
@@ -52,7 +52,7 @@ class GridNest(Nest):
             return (product(Index.of(v.size) for v in self.outer) + (self.lanes - 1)) // self.lanes
         sizes = []
         for v in self.outer:
-            each = self.lanes if v == self.vector else gpu.TILE if v in (self.tile or ()) else 1
+            each = self.lanes if v == self.vector else self.tile.side(v) if self.tile is not None else 1
             sizes.append((Index.of(v.size) + (each - 1)) // each)
         return product(sizes)
 
@@ -79,7 +79,7 @@ class GridNest(Nest):
         how += f", {self.held} vectors in registers" if self.held else ""
         how += f", {self.each} times" if self.each > 1 else ""
         how += ", beyond rows" if self.flat else ""
-        how = f"tiles of {self.tile[0]} and {self.tile[1]}" if self.tile is not None else how
+        how = str(self.tile) if self.tile is not None else how
         return f"{super().__str__()}\n  blocks: {how}, {self.lanes} lanes"
 
 

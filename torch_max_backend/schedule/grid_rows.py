@@ -143,6 +143,9 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         ):
             break
         threads *= 2
+    if any(x.place is not None for s in n.stages for x in s.statements):  # threads tell each other places, too
+        while 1 < threads <= gpu.WARP and threads * gpu.EACH // 2 > inner and threads * outer >= gpu.BUSY * 2:
+            threads //= 2
     return GridNest(n.outer, tuple(chosen), rows=_rows(threads, outer), threads=threads, lanes=lanes)
 
 

@@ -1,0 +1,85 @@
+"""Transposes on a GPU: which tiles they take, and what the emulator makes of their text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.codegen.test_emulated_kernels import for_gpu
+from tests.support.grid_programs import check_emulated
+from torch_max_backend.loops.index import Var
+from torch_max_backend.loops.rules import views
+from torch_max_backend.loops.tensor import Tensor, pointwise
+from torch_max_backend.schedule import grid_limits
+from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.grid_tiles import Tile
+from torch_max_backend.schedule.machine import GPU
+from torch_max_backend.schedule.plan import schedule
+
+pytestmark = [pytest.mark.any_runner("programs without a graph"), pytest.mark.sampled]
+
+SIDES = [(3, 700), (700, 3), (16, 130), (46, 72), (64, 64), (100, 33), (9, 5), (130, 66)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.int8]
+
+
+def turned(x: Tensor) -> Tensor:
+    return views.transpose(x, 1, 2)
+
+
+def joined(x: Tensor) -> tuple[Tensor, ...]:
+    """Parts of which each is read if a condition holds."""
+    return (pointwise(lambda a: a, views.cat([turned(x), turned(x), turned(views.slice_(x, 2, 0, 2))], 1)),)
+
+
+def rolled(x: Tensor) -> tuple[Tensor, ...]:
+    return (pointwise(lambda a: a, views.roll(turned(x), [1, -2], [1, 2])),)
+
+
+def padded(x: Tensor) -> tuple[Tensor, ...]:
+    return (pointwise(lambda a: a, views.constant_pad_nd(turned(x), [1, 2, 2, 1])),)
+
+
+def both_ways(x: Tensor) -> tuple[Tensor, ...]:
+    """What is read in the order of stores too, and two stores."""
+    y = views.reshaped(x, [x.shape[0], x.shape[2], x.shape[1]])
+    return pointwise(lambda a, b: a & b if a.dtype is torch.bool else a + b, turned(x), y), turned(x)
+
+
+FUNCTIONS: list[Callable[[Tensor], tuple[Tensor, ...]]] = [lambda x: (turned(x),), joined, rolled, padded, both_ways]
+
+
+@pytest.fixture
+def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_limits, "LARGE", 8)
+
+
+def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    found = torch.randint(0, 2 if dtype is torch.bool else 50, shape, generator=torch.Generator().manual_seed(0))
+    return found.to(dtype)
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("function", FUNCTIONS, ids=["plain", "joined", "rolled", "padded", "both_ways"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results(function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype) -> None:
+    tiles = 0
+    for a, b in SIDES:
+        made = for_gpu(function, numbers(dtype, 2, a, b))
+        found = schedule(made.program, GPU).steps
+        tiles += sum(isinstance(n, GridNest) and n.tile is not None for n in found)
+        check_emulated(made)
+    assert tiles >= len(SIDES) // 2
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("sides", [(64, 64), (32, 64), (46, 36), (16, 256), (8, 512), (100, 20)])
+def test_neighbours_meet_few_banks(sides: tuple[int, int], width: int, lanes: int) -> None:
+    """A warp stores and reads whole banks, each for two threads at most where no lane has more than one."""
+    tile = Tile(Var("i", 4096), Var("j", 4096), sides, (lanes, lanes))
+    row = sides[0] // lanes
+    places = [(t % row * lanes * tile.pitch(width) + t // row) * width // 4 for t in range(32)]
+    met = [len({p for p in places if p % 32 == bank}) for bank in range(32)]
+    assert max(met) <= (2 if lanes * width <= 4 else 4)

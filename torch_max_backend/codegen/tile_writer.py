@@ -1,0 +1,168 @@
+"""Transposes on a GPU, by tiles in shared memory; and what a thread reads before it computes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+from torch_max_backend.codegen.expression_writer import Value
+from torch_max_backend.codegen.source import Slot
+from torch_max_backend.codegen.thread_exchange import ThreadExchange
+from torch_max_backend.loops.expr import SHORT, Guarded, Load, Scalar, inside, variables, walk
+from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.schedule.grid_limits import AHEAD
+from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.grid_tiles import Tile, turned_by
+from torch_max_backend.schedule.nest import StageNest
+
+NARROW = 1 << 32
+"""Below this, whole numbers are divided as numbers of 32 bits."""
+Place = dict[Var, str]
+
+
+class TileWriter(ThreadExchange):
+    """Writes the kernel of a nest with a :class:`Tile`."""
+
+    def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
+        super().__init__(nest, slots)
+        self.tiles: dict[Scalar, str] = {}
+        """What passes through shared memory, with its name there."""
+        self.turned = ("", "")
+        """The place of a thread's first element there, along both loops."""
+
+    def _tiled(self, tile: Tile) -> None:
+        """What is read along ``across`` goes to shared memory, and is taken from there along ``fast``."""
+        (stage,) = self.nest.stages
+        starts = self._begin_of_tile(tile)
+        names = {x: self._shared(self._stored_as(x), tile.pitch(x.dtype.itemsize) * tile.sides[0], f"tile {k}")
+                 for k, x in enumerate(dict.fromkeys(turned_by(stage, tile.fast, tile.across)))}  # fmt: skip
+        taken = [self._element(tile, k, starts, loads=True) for k in self._steps(tile, loads=True)]
+        values: list[list[Value]] = []
+        for place, _, _ in taken:  # all reads are under way together
+            with self._at(place, {}), self._wide(tile, tile.across):
+                values.append([self._scalar(x) for x in names])
+        places = [self._element(tile, k, starts, loads=False) for k in self._steps(tile, loads=False)]
+        scopes: list[dict[Scalar, Value]] = [{} for _ in places]
+        direct = [x for x in self._reads(stage, self.nest.outer) if x not in names]
+        if len(direct) * len(places) * tile.lanes[0] <= 2 * AHEAD:
+            for (place, _, _), scope in zip(places, scopes, strict=True):
+                with self._at(place, scope), self._wide(tile, tile.fast):
+                    for y in direct:
+                        self._scalar(y)
+        for (_, within, (f, a)), found in zip(taken, values, strict=True):
+            with self._if(within):
+                for (x, name), value in zip(names.items(), found, strict=True):
+                    at = f"{f} * {tile.pitch(x.dtype.itemsize)} + {a}"
+                    wide = self._widened(value, tile.lanes[1])
+                    for lane in range(tile.lanes[1]):
+                        one = f"lane_at({wide}, {lane})" if tile.lanes[1] > 1 else wide
+                        self._line(f"shared_store({name}, {at} + {lane}, {one})")
+        self._line("block_barrier()")
+        self.tiles = names
+        for (place, within, (f, a)), scope in zip(places, scopes, strict=True):
+            with self._if(within), self._at(place, scope), self._wide(tile, tile.fast):
+                self.turned = f, a
+                self._stages()
+        self.lines[:0] = self.head
+
+    def _begin_of_tile(self, tile: Tile) -> dict[Var, str]:
+        """Where the block's tile begins along its two loops; the other outer variables get their places."""
+        others = [v for v in self.nest.outer if v not in (tile.fast, tile.across)]
+        rest, starts = "block_index()", {}
+        for v in (tile.fast, tile.across, *reversed(others)):
+            name, side, size = self._named(v), tile.side(v), self._index(Index.of(v.size))
+            count = size if side == 1 else f"(({size} + {side - 1}) // {side})"
+            self._line(f"var {name}: Int = {self._divided('%', rest, count)}{f' * {side}' if side > 1 else ''}")
+            self.count += 1
+            self._line(f"var rest{self.count}: Int = {self._divided('//', rest, count)}")
+            rest = f"rest{self.count}"
+            starts[v] = name
+        self.place.update({v: starts[v] for v in others})
+        return starts
+
+    def _steps(self, tile: Tile, loads: bool) -> range:
+        """The first elements, or vectors, of a block that its first thread has in turns."""
+        return range(0, tile.sides[0] * tile.sides[1] // tile.lanes[loads], self.nest.block)
+
+    def _element(
+        self, tile: Tile, first: int, starts: Mapping[Var, str], loads: bool
+    ) -> tuple[Place, list[str], tuple[str, str]]:
+        """A thread's element or vector behind the ``first`` one: its place, which is within the tensor; when it is one
+        of the tile and of the tensor, as texts; and its place in the tile."""
+        lanes = tile.lanes[loads]
+        along, other = (tile.across, tile.fast) if loads else (tile.fast, tile.across)
+        count, row = tile.sides[0] * tile.sides[1] // lanes, tile.side(along) // lanes
+        number, _ = self._new("n", f"thread_in_block() + {first}", 1)
+        within = [f"{number} < {count}"] if first + self.nest.block > count else []
+        here = {along: f"rem32({number}, {row}){f' * {lanes}' if lanes > 1 else ''}", other: f"div32({number}, {row})"}
+        place = {}
+        for v in (tile.fast, tile.across):
+            here[v] = self._new("t", here[v], 1)[0]
+            size = self._index(Index.of(v.size))
+            at, _ = self._new("k", f"{starts[v]} + {here[v]}", 1)
+            place[v] = at
+            if within or not isinstance(v.size, int) or v.size % tile.side(v):
+                place[v], _ = self._new("k", f"imin({at}, {size} - {lanes if v == along else 1})", 1)
+                within += [] if loads else [f"{at} < {size}"]
+        return place, within, (here[tile.fast], here[tile.across])
+
+    def _wide(self, tile: Tile, v: Var) -> AbstractContextManager[None]:
+        """In vectors along one of the two loops, if there are such."""
+        return self._along(v) if tile.lanes[v == tile.across] > 1 else nullcontext()
+
+    @contextmanager
+    def _if(self, conditions: Collection[str]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for condition in conditions:
+                stack.enter_context(self._block(f"if {condition}:"))
+            yield
+
+    def _stored_as(self, x: Scalar) -> str:
+        return SHORT[self.slots[x.source].dtype if isinstance(x, Load) else x.dtype]
+
+    def _computed(self, x: Scalar) -> Value:
+        if x not in self.tiles or self.nest.tile is None:
+            return super()._computed(x)
+        f, a = self.turned
+        pitch, lanes = self.nest.tile.pitch(x.dtype.itemsize), self.nest.tile.lanes[0]
+        loads = [f"shared_load[1]({self.tiles[x]}, ({f} + {k}) * {pitch} + {a})" for k in range(lanes)]
+        if lanes == 1:
+            return self._new("x", loads[0], 1)
+        text, _ = self._new("w", f"const[{self._stored_as(x)}, {lanes}](0)", lanes)
+        for k, load in enumerate(loads):
+            self._line(f"{text} = with_lane({text}, {k}, {load})")
+        return text, lanes
+
+    @contextmanager
+    def _at(self, place: Mapping[Var, str], scope: dict[Scalar, Value]) -> Iterator[None]:
+        """At an iteration, with what is known of it."""
+        self.place.update(place)
+        self.scopes.append(scope)
+        yield
+        self.scopes.pop()
+        for v in place:
+            del self.place[v]
+
+    def _reads(self, stage: StageNest, loops: Collection[Var] = ()) -> list[Load]:
+        """What all iterations of a stage's loops, or of others, read, unless it may have been written by one before."""
+        loops = {*(loops or stage.inner)}
+        own = {s.name for s in stage.statements}
+        found: dict[Load, None] = {}
+        for s in stage.statements:
+            for x in _unconditional(*s.expressions):
+                if isinstance(x, Load) and x.index and variables(x) & loops:
+                    found[x] = None
+        return [x for x in found if not any(isinstance(y, Load) and y.source in own for y in walk(x))]
+
+    def _divided(self, sign: str, dividend: str, divisor: str) -> str:
+        """A quotient or a remainder of what is below the number of outer indices."""
+        if self.nest.parts.bounds[1] < NARROW:
+            return f"{'div32' if sign == '//' else 'rem32'}({dividend}, {divisor})"
+        return f"{dividend} {sign} {divisor}"
+
+
+def _unconditional(*roots: Scalar) -> Iterator[Scalar]:
+    """What is computed whatever conditions give."""
+    for x in roots:
+        yield x
+        yield from _unconditional(*([x.condition] if isinstance(x, Guarded) else inside(x)))

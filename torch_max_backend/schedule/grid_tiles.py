@@ -1,0 +1,157 @@
+"""Transposes on a GPU: a block reads along one loop what it writes along another, and shared memory turns it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch_max_backend.loops.expr import Guarded, Load, Scalar, inside, variables, walk
+from torch_max_backend.loops.index import Var
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule import grid_limits as gpu
+from torch_max_backend.schedule.grid_memory import is_aligned, is_whole
+from torch_max_backend.schedule.nest import Nest, StageNest, distance
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block has of two outer loops.
+
+    ``fast`` is the loop along which stores are neighbours, ``across`` the one along which loads are. Each has a side,
+    the indices of it in a block, and lanes, the elements that a thread stores or loads at once.
+    """
+
+    fast: Var
+    across: Var
+    sides: tuple[int, int]
+    lanes: tuple[int, int] = (1, 1)
+
+    def side(self, v: Var) -> int:
+        """How many indices of an outer loop a block has."""
+        return {self.fast: self.sides[0], self.across: self.sides[1]}.get(v, 1)
+
+    def pitch(self, width: int) -> int:
+        """How far apart in shared memory, in elements of so many bytes, neighbours along ``fast`` are.
+
+        Neighbouring threads then write to different banks as well as read from them.
+        """
+        step, around = self.lanes[0] * width, gpu.WARP * gpu.BANK
+        rows = -(-gpu.WARP // max(1, self.sides[0] // self.lanes[0]))  # indices of ``across`` that a warp stores
+        apart = -(-max(gpu.BANK, rows * width) // step)
+        return self.sides[1] + (apart - self.sides[1]) % (around // step)
+
+    def __str__(self) -> str:
+        sides = " x ".join(map(str, self.sides))
+        return f"tiles of {self.fast} and {self.across}, {sides}, {self.lanes[1]} lanes read, {self.lanes[0]} written"
+
+
+def tile_of(n: Nest, fast: Var, outer: int) -> Tile | None:
+    """The tile of a nest without inner loops, if much is read along a loop that is not the one of its stores."""
+    (stage,) = n.stages
+    if outer < gpu.LARGE or cost.count([fast]) < gpu.NARROWEST:
+        return None
+    possible = [v for v in n.outer if v != fast and cost.count([v]) >= gpu.NARROWEST]
+    found = [(_bytes(stage, n, fast, v), k, v) for k, v in enumerate(possible)]
+    most, _, across = max(found, key=lambda x: x[:2], default=(0, 0, None))
+    written = sum(s.dtype.itemsize for s in stage.statements if s.address is not None) * cost.count(n.outer)
+    if across is None or most * 4 < written:
+        return None
+    turned = list(turned_by(stage, fast, across))
+    sides = _sides(fast, across, max(x.dtype.itemsize for x in turned))
+    tile = Tile(fast, across, sides, (_lanes_stored(stage, fast, sides[0]), _lanes_loaded(turned, across, sides[1])))
+    taken = sum(x.dtype.itemsize * tile.pitch(x.dtype.itemsize) * sides[0] for x in turned)
+    return tile if taken <= gpu.SHARED else None
+
+
+def turned_by(stage: StageNest, fast: Var, across: Var) -> Iterator[Scalar]:
+    """What passes through shared memory: loads in steps of one along ``across``, and what is read if a condition holds,
+    where it has such loads and none along ``fast``."""
+    own = {s.name for s in stage.statements}
+    seen: set[Scalar] = set()
+
+    def found(x: Scalar) -> Iterator[Scalar]:
+        if x in seen:
+            return
+        seen.add(x)
+        if isinstance(x, Load):
+            if _is_turned(x, fast, across):
+                yield x
+        elif isinstance(x, Guarded):
+            loads = [y for y in walk(x) if isinstance(y, Load)]
+            along = [y for y in loads if y.index and distance(y.index[0], fast) == 1]
+            if (
+                any(_is_turned(y, fast, across) for y in loads)
+                and not along
+                and not any(y.source in own for y in loads)
+            ):
+                yield x
+        else:
+            for y in inside(x):
+                yield from found(y)
+
+    for s in stage.statements:
+        yield from found(s.body)
+
+
+def _is_turned(x: Load, fast: Var, across: Var) -> bool:
+    """Whether a load's address is a sum of steps along the two variables, of one along ``across``, and along others."""
+    if not x.index:
+        return False
+    index = x.index[0]
+    known = all(isinstance(atom, Var) for atom, _ in index.terms)
+    return known and distance(index, across) == 1 and distance(index, fast) > 1
+
+
+def _bytes(stage: StageNest, n: Nest, fast: Var, across: Var) -> int:
+    """The bytes of what passes through shared memory."""
+    return sum(
+        x.dtype.itemsize * cost.count(w for w in n.outer if w in variables(x)) for x in turned_by(stage, fast, across)
+    )
+
+
+def _sides(fast: Var, across: Var, width: int) -> tuple[int, int]:
+    """Indices of both loops in a block: all of a short one, and then more of the other."""
+    most, side = gpu.TILE_BYTES // max(2, width), gpu.TILE * (2 if width <= 2 else 1)
+    first, second = _share(fast, side), _share(across, most // side)
+    if first < side:
+        second = _share(across, _long_side(most // first))
+    elif second < most // side:
+        first = _share(fast, _long_side(most // second))
+    return first, second
+
+
+def _long_side(most: int) -> int:
+    return min(gpu.LONGEST_SIDE, max(gpu.WARP, most // gpu.WARP * gpu.WARP))
+
+
+def _share(v: Var, most: int) -> int:
+    """How many indices of a loop a block has, if no more than so many: blocks have as many of them each, or nearly."""
+    if not isinstance(v.size, int):
+        return most
+    if v.size <= most:
+        return v.size
+    each = -(-v.size // -(-v.size // most))
+    return min(most, -(-each // gpu.BANK) * gpu.BANK)
+
+
+def _lanes_stored(stage: StageNest, fast: Var, side: int) -> int:
+    stores = [(s.address, s.dtype.itemsize) for s in stage.statements if s.address is not None]
+    lanes = gpu.BANK // min(width for _, width in stores) if all(distance(i, fast) == 1 for i, _ in stores) else 1
+    while lanes > 1 and not (_fits(fast, side, lanes) and all(is_aligned(i, fast, lanes) for i, _ in stores)):
+        lanes //= 2
+    return max(1, lanes)
+
+
+def _lanes_loaded(turned: list[Scalar], across: Var, side: int) -> int:
+    loads = [y for x in turned for y in walk(x) if isinstance(y, Load) and y.index and across in variables(y)]
+    lanes = gpu.BANK // min(y.dtype.itemsize for y in loads)
+    while lanes > 1 and not (
+        _fits(across, side, lanes)
+        and all(distance(y.index[0], across) == 1 and is_aligned(y.index[0], across, lanes) for y in loads)
+    ):
+        lanes //= 2
+    return max(1, lanes)
+
+
+def _fits(v: Var, side: int, lanes: int) -> bool:
+    return side % lanes == 0 and is_whole(v, lanes)
