@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.codegen.test_written_source import program
 from tests.support.loop_programs import LoopProgram, check_generated, check_passes
@@ -67,3 +68,19 @@ def test_right_whatever_is_left_of_fours(features: int, columns: int, tmp_path: 
     made = product(features, columns)
     assert nest_of(made).rows == ROWS
     check_generated([made], [check_passes(made)], tmp_path)
+
+
+def test_elements_are_written_where_they_are_computed() -> None:
+    """Inside of the loop over which sums run: a layer norm's gradient keeps elements for that of its weight."""
+    sizes = ((256, 256), (256,), (256,), (256, 256))
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(s, generator=generator).requires_grad_() for s in sizes]
+
+    def loss(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        return (F.layer_norm(x, (256,), w, b) @ matrix).sin().sum()
+
+    compiled = torch.compile(loss, backend="max_backend", options={"fallback": "error", "executor": "auto"})
+    wide = [x.detach().double().requires_grad_() for x in given]
+    exact, eager = torch.autograd.grad(loss(*wide), wide), torch.autograd.grad(loss(*given), given)
+    for found, plain, right in zip(torch.autograd.grad(compiled(*given), given), eager, exact, strict=True):
+        assert (found - right).norm() <= 2 * (plain - right).norm()

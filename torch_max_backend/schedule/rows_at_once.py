@@ -88,7 +88,7 @@ def _shares_large_reads(stage: StageNest, v: Var) -> bool:
 def _several(stages: tuple[StageNest, ...], places: list[dict[Atom, Index]]) -> tuple[StageNest, ...]:
     """The stages with each statement once for each of ``places``, which are values of outer variables.
 
-    What a statement writes is kept in registers, and written after it.
+    What a statement writes is kept in registers, and written after it: sums after their loop, elements inside of it.
     """
     own = {s.name for stage in stages for s in stage.statements}
     found: list[StageNest] = []
@@ -96,13 +96,13 @@ def _several(stages: tuple[StageNest, ...], places: list[dict[Atom, Index]]) -> 
         copies: list[Statement] = []
         stores: list[Statement] = []
         for s in stage.statements:
-            for k, values in enumerate(places):
-                copies.append(_at(s, values, k, own))
-                if s.address is not None:
-                    stores.append(_store_of(s, copies[-1]))
-                    copies[-1] = dataclasses.replace(copies[-1], address=None)
-            if not stage.reduced:
-                copies, stores = copies + stores, []
+            rows = [_at(s, values, k, own) for k, values in enumerate(places)]
+            writes = [_store_of(s, row) for row in rows if row.address is not None]
+            copies += [dataclasses.replace(row, address=None) for row in rows]
+            if s.combiner:
+                stores += writes
+            else:
+                copies += writes
         found.append(dataclasses.replace(stage, statements=tuple(copies)))
         if stores:
             found.append(StageNest((), (), tuple(stores)))
