@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.distributed.ways import Model, batch
+from tests.distributed.ways import Model, batch, device, start
 from torch_max_backend.compile import programs
 
 STEPS, DEADLY_STEP = 6, 3
@@ -25,21 +26,26 @@ def kill(why: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(folder: Path) -> None:
+def dying(build: Callable[..., bytes], died: Path) -> Callable[..., bytes]:
+    """A compiler in which the first rank that calls it is killed."""
+
+    def call(*args: Any, **how: Any) -> bytes:
+        if not died.exists():
+            died.touch()
+            kill("compiles")
+        return build(*args, **how)
+
+    return call
+
+
+def main(folder: Path, kind: str = "cpu") -> None:
     """Losses equal those of eager without a fault, whatever happens."""
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    dist.init_process_group("gloo")
+    start(kind)
     rank = dist.get_rank()
     if restarts == 0:
-        build = programs.build_shared_library
-
-        def dying(*args: Any, **how: Any) -> bytes:
-            if not (folder / "died").exists():
-                (folder / "died").touch()
-                kill("compiles")
-            return build(*args, **how)
-
-        programs.build_shared_library = dying
+        for name in ("build_shared_library", "build_cubin"):
+            setattr(programs, name, dying(getattr(programs, name), folder / "died"))
     wanted = trained(Path(), 0, -1) if restarts == 2 else []
     losses = trained(folder, rank, DEADLY_STEP if restarts == 1 else -1, compiled=True)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(wanted))
@@ -51,13 +57,13 @@ def main(folder: Path) -> None:
 def trained(folder: Path, rank: int, deadly: int, compiled: bool = False) -> list[float]:
     """The losses of all steps, with those from before a restart."""
     torch.manual_seed(0)
-    model = DistributedDataParallel(Model())
+    model = DistributedDataParallel(Model().to(device()))
     call = torch.compile(model, backend="max_backend", options={"fallback": "error"}) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses: list[float] = []
     kept = folder / "kept.pt"
     if compiled and kept.exists():
-        state = torch.load(kept)
+        state = torch.load(kept, map_location=device())
         losses = state["losses"]
         model.load_state_dict(state["model"])
     for step in range(len(losses), STEPS):
@@ -76,4 +82,4 @@ def trained(folder: Path, rank: int, deadly: int, compiled: bool = False) -> lis
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
+from tests.distributed.ways import start
 from torch_max_backend.base import digests
 from torch_max_backend.runtime import agreement
 
@@ -18,9 +19,9 @@ def say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
-def main(fault: str) -> None:
+def main(fault: str, kind: str = "cpu") -> None:
     """A sum over all ranks, of which the last one has another graph or another version."""
-    dist.init_process_group("gloo")
+    where = start(kind)
     is_odd = dist.get_rank() == dist.get_world_size() - 1
     if fault == "version" and is_odd:
         installed = digests.package_version
@@ -33,7 +34,7 @@ def main(fault: str) -> None:
     size = 5 if fault == "graph" and is_odd else 4
     compiled = torch.compile(function, backend="max_backend", options={"fallback": "error"})
     try:
-        x = torch.ones(size)
+        x = torch.ones(size, device=where)
         torch.testing.assert_close(compiled(x), function(x))
         say(f"rank {dist.get_rank()} is right")
     except Exception as error:
@@ -42,4 +43,4 @@ def main(fault: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

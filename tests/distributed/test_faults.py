@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.distributed_faults import FAULTS, fact
 from tests.distributed.forked import forked
-from tests.distributed.torchrun import compiles, torchrun
 from tests.support.processes import Processes
 
 pytestmark = [pytest.mark.own_processes, pytest.mark.xdist_group("ranks"), pytest.mark.sampled]
@@ -40,13 +40,9 @@ def test_a_store_that_cannot_be_written_is_done_without(processes: Processes, tm
 
 
 @pytest.mark.full
-def test_ranks_that_are_killed_start_again(tmp_path: Path) -> None:
-    """Under torchrun's elastic agent: one dies while it compiles, holding a lock, and later one within a step."""
-    store = tmp_path / "store"
-    flags, fresh = ("--max-restarts=3",), {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    done = torchrun(2, "tests.distributed.elastic", tmp_path, store=store, timeout=120, flags=flags, **fresh)
-    assert done.status == 0, done.output[-4000:]
-    assert done.told["restarts"] == 2 and done.told["steps"] == [0, 1, 2, 3, 4, 5]
-    killed = [line for line in done.output.splitlines() if line.startswith("killed")]
-    assert len(killed) == 2 and "compiles" in killed[0] and "step" in killed[1]
-    assert compiles(store)
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_group_goes_on_or_says_why(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun: ranks are killed (one while it compiles, holding a lock), do not come to a collective, differ."""
+    monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")
+    found = fact(fault, tmp_path, "cpu", 150)
+    assert found["passed"], found

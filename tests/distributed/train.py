@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from tests.distributed.ways import trained
+from tests.distributed.ways import start, trained
 from torch_max_backend import reports
 
 OPTIONS = {"fallback": "error"}
@@ -19,9 +18,7 @@ OPTIONS = {"fallback": "error"}
 
 def main(ways: list[str], steps: int, folder: Path, kind: str = "cpu") -> None:
     """Train in each way, with a checkpoint in between, and compare with eager on every rank."""
-    if kind == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    start(kind)
     torch.set_num_threads(1)
     compiler = functools.partial(torch.compile, backend="max_backend", options=OPTIONS)
     facts = {}

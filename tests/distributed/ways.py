@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 WORDS, WIDTH, HEADS = 64, 32, 4
+
+
+def start(kind: str = "cpu", **how: Any) -> torch.device:
+    """Join the group of this rank: with gloo on the CPU, or with NCCL on a GPU of its own (`cuda`)."""
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", **how)
+    return device()
 
 
 def device() -> torch.device:
