@@ -210,6 +210,9 @@ class Run:
             if not is_measured(row):
                 rows[f"{model}-{way}"] = row
                 tasks[f"{model}-{way}"] = {"shape": sizes, "way": way, "warm_up": WARM_UP, **how}
+        is_cold = not any((where / name).exists() for name in tasks)
+        compiling = {"side_by_side": at_once, "caches": "empty" if is_cold else "used before"}
+        self.record["compiling"] = self.record["compiling"] or compiling
         names = list(tasks)
         for first in range(0, len(names), at_once):
             together = {n: tasks[n] for n in names[first : first + at_once]}
