@@ -3,12 +3,13 @@
 - `killed`: a rank is killed while it compiles, and later one within a step. torchrun starts the ranks again, and they
   go on from a checkpoint to the losses that eager has without a fault.
 - `late`: a rank does not come to a collective of a compiled graph. torch's own error ends the group after the `timeout`
-  of `init_process_group`.
+  of `init_process_group`. `late-eager` is the same without this backend: how long torch takes to end.
 - `differ`: a rank has another graph. Every rank raises an error that names the difference.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -72,9 +73,9 @@ def killed(folder: Path, kind: str, limit_s: float) -> tuple[Ended, bool, str]:
     return done, is_right, "; ".join([*deaths, *(json.dumps(t) for t in told)])
 
 
-def late(folder: Path, kind: str, limit_s: float) -> tuple[Ended, bool, str]:
+def late(folder: Path, kind: str, limit_s: float, backend: str = "max_backend") -> tuple[Ended, bool, str]:
     """A rank never comes to a collective."""
-    done = ended("tests.distributed.late", kind, store=folder / f"late-{kind}", limit_s=limit_s)
+    done = ended("tests.distributed.late", kind, backend, store=folder / f"late-{kind}-{backend}", limit_s=limit_s)
     word = "Watchdog caught collective operation timeout" if kind == "cuda" else "Timed out waiting"
     lines = done.output.splitlines()
     said = [line for line in lines if word in line]
@@ -94,6 +95,7 @@ def differ(folder: Path, kind: str, limit_s: float) -> tuple[Ended, bool, str]:
 FAULTS: dict[str, Callable[[Path, str, float], tuple[Ended, bool, str]]] = {
     "killed": killed,
     "late": late,
+    "late-eager": functools.partial(late, backend="eager"),
     "differ": differ,
 }
 

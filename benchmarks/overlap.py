@@ -57,7 +57,8 @@ def kernels(trace: dict[str, Any]) -> tuple[list[Interval], list[Interval]]:
 
 
 def measured(step: Callable[[], object], count: int, is_watching: bool) -> dict[str, float | None]:
-    """Run some steps; of what the GPU did meanwhile, microseconds of NCCL's kernels a step and the share hidden.
+    """Run some steps; of what the GPU did meanwhile, microseconds a step of NCCL's kernels and of all others, and the
+    share of the former that is hidden.
 
     Args:
         is_watching: Else only run them: another rank watches.
@@ -75,4 +76,5 @@ def measured(step: Callable[[], object], count: int, is_watching: bool) -> dict[
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
         collective, other = kernels(json.loads(file.read_text()))
-    return {"collectives_us": total(collective) / count, "overlap": share(collective, other)}
+    busy = total(other) / count
+    return {"collectives_us": total(collective) / count, "busy_us": busy, "overlap": share(collective, other)}

@@ -15,11 +15,11 @@ from tests.distributed.ways import start
 TIMEOUT = timedelta(seconds=6)
 
 
-def main(kind: str = "cpu") -> None:
+def main(kind: str = "cpu", backend: str = "max_backend") -> None:
     """The last rank sleeps; torch ends the first one, and torchrun then this one."""
     where = start(kind, timeout=TIMEOUT)
 
-    @torch.compile(backend="max_backend", options={"fallback": "error"})
+    @torch.compile(backend=backend, fullgraph=True)
     def function(x: torch.Tensor) -> torch.Tensor:
         return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
 

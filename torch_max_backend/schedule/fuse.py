@@ -16,6 +16,8 @@ from torch_max_backend.schedule.machine import CPU, Machine
 
 MOST, NEAR = 8, 8
 """Members of a kernel that others join for what they read, and kernels that are tried."""
+FEW = 1 << 13
+"""Elements that one block of a grid reduces in less time than a launch takes."""
 
 
 @dataclass
@@ -68,8 +70,8 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
     """Add ``d`` to a group if the two have outer variables in common; says whether it did."""
     if not _is_loop(d) or not all(_is_loop(m) for m in group.members):
         return False
-    if machine.has_grid and not group.outer and d.how is None and cost.count(d.variables) == 1:
-        group.members.append(d)  # a number from numbers
+    if machine.has_grid and not group.outer and cost.count(d.variables) == 1 and cost.iterations(d) <= FEW:
+        group.members.append(d)  # a number from numbers, or from a few
         return True
     matched = _matched(group, d)
     if matched is None:

@@ -78,7 +78,8 @@ def _beyond_rows(n: Nest, fast: Var, outer: int) -> GridNest | None:
     loops = tuple(sorted(n.outer, key=lambda v: -(distance(stores[0], v) or 0)))
     place = place_of(loops)
     along = [(i, width) for i, width in accesses(stage) if distance(i, fast) == 1]
-    lanes = min(8, gpu.BYTES // min(width for _, width in along)) if along else 1
+    widest = max(s.dtype.itemsize for s in stage.statements if s.address is not None)
+    lanes = min(8, gpu.BYTES // max(widest, min(width for _, width in along))) if along else 1
     while lanes > 1 and outer < gpu.BUSY * lanes:
         lanes //= 2
     guards = sum(

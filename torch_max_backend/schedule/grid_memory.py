@@ -93,7 +93,8 @@ def lanes_along(v: Var, stages: tuple[StageNest, ...]) -> int:
     guarded = sum(isinstance(x, Guarded) and v in variables(x.condition) for x in walk(*bodies))
     if not along or apart > len(along) or guarded > gpu.GUARDS or any(distance(i, v) != 1 for i, _ in stores):
         return 1
-    lanes = min(8, gpu.BYTES // min(width for _, width in along))
+    widest = max((width for _, width in stores), default=1)  # a thread's stores are of 16 bytes at most
+    lanes = min(8, gpu.BYTES // max(widest, min(width for _, width in along)))
     loads = [i for s in stages for i, _ in accesses(s) if distance(i, v) != 1]
     while lanes > 1 and (
         cost.count([v]) < lanes

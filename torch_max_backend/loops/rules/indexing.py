@@ -171,19 +171,20 @@ def searchsorted(
     after = right or side == "right"
     common = torch.promote_types(sorted_sequence.dtype, self.dtype)
     ahead = sorted_sequence.rank - 1
-    half = constant(1, torch.int64)
+    whole = torch.int32 if count.constant < 1 << 31 else torch.int64
+    half = constant(1, whole)
 
     def at(i: Shape) -> Scalar:
         value = cast(self.at(i), common)
-        first: Scalar = constant(0, torch.int64)
-        end: Scalar = constant(count.constant, torch.int64)
+        first: Scalar = constant(0, whole)
+        end: Scalar = constant(count.constant, whole)
         for _ in range(count.constant.bit_length()):
             middle = first + op("shift_right", end - first, half)
-            place = op("minimum", middle, constant(count.constant - 1, torch.int64))
+            place = op("minimum", middle, constant(count.constant - 1, whole))
             boundary = cast(sorted_sequence.at((*i[:ahead], as_index(place, 0, count.constant - 1))), common)
             below = ~(boundary > value if after else boundary >= value)  # all are below a NaN
             first, end = (
-                select(below & (first < end), middle + 1, first),
+                select(below & (first < end), middle + half, first),
                 select(below, end, middle),
             )
         return cast(first, dtype)
