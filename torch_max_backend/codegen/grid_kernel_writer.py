@@ -365,18 +365,19 @@ class GridKernelWriter(TileWriter):
 
     # -- scans -----------------------------------------------------------------------------------------------
     def _scan(self, stage: StageNest) -> None:
-        """A warp takes its row by 32 elements at a time. Lanes behind the end compute the last element once more."""
+        """A row's threads take as many elements at a time. Those behind the end compute the last element once more."""
         (v,) = stage.free
         end, name = self._index(Index.of(v.size)), self._named(v)
         self._line("var first: Int = 0")
         loads = self._reads(stage)
-        copies = min(self._copies(stage, loads), v.size // WARP) if loads and isinstance(v.size, int) else 1
+        each = self.nest.threads
+        copies = min(self._copies(stage, loads), v.size // each) if loads and isinstance(v.size, int) else 1
         if copies > 1:
-            with self._block(f"while first + {WARP * copies} <= {end}:"):
-                places = self._places(v, [f"first + {WARP * t} + mine" for t in range(copies)], [{}])
+            with self._block(f"while first + {each * copies} <= {end}:"):
+                places = self._places(v, [f"first + {each * t} + mine" for t in range(copies)], [{}])
                 self._read_first(places, loads, lambda: self._scan_elements(stage))
-                self._line(f"first += {WARP * copies}")
-            if v.size % (WARP * copies) == 0:
+                self._line(f"first += {each * copies}")
+            if v.size % (each * copies) == 0:
                 return
         with self._block(f"while first < {end}:"):
             self._line(f"var {name}: Int = imin(first + mine, {end} - 1)")
@@ -384,10 +385,10 @@ class GridKernelWriter(TileWriter):
             with self._at({v: name}, {}):
                 self._scan_elements(stage)
             self.counted = ""
-            self._line(f"first += {WARP}")
+            self._line(f"first += {each}")
 
     def _scan_elements(self, stage: StageNest) -> None:
-        """What a warp does with 32 elements of its row."""
+        """What threads do with an element of their row each."""
         for s in stage.statements:
             value, _ = self._scalar(s.body)
             if s.combiner:

@@ -143,21 +143,50 @@ class ThreadExchange(KernelWriter):
         own = Accumulator(self._new("a", value, 1)[0])
         if s.place is not None:
             own = own._replace(place=self._new("at", self._from_index(s.place)[0], 1)[0])
-        by = 1
+        by, lane = 1, "mine" if self.nest.threads <= WARP else f"rem32(mine, {WARP})"
         while by < min(WARP, self.nest.threads):
             value, _ = self._new("b", f"shuffle_up({own.value}, {by})", 1)
             place = self._new("at", f"shuffle_up({own.place}, {by})", 1)[0] if own.place else ""
             before = Accumulator(value, place)
-            with self._block(f"if mine >= {by}:"):
+            with self._block(f"if {lane} >= {by}:"):
                 self._follow(s, own, before)
             by *= 2
         if self.nest.each > 1:  # rows of one vector
+            return self._taken(s, own)[0]
+        if self.nest.threads > WARP:
+            self._behind_warps(s, own, carry)
             return self._taken(s, own)[0]
         self._follow(s, own, carry)
         for kept, x in zip(carry[:2], own[:2], strict=True):
             if x:
                 self._line(f"{kept} = shuffle_from({x}, {WARP - 1})")
         return self._taken(s, own)[0]
+
+    def _behind_warps(self, s: Statement, own: Accumulator, carry: Accumulator) -> None:
+        """Combine a warp's prefixes with the carry and with what the warps before it have in all; the carry follows."""
+        warps = self.nest.threads // WARP
+        shared = [self._shared(SHORT[s.body.dtype], warps, "value")]
+        shared += [self._shared("i64", warps, "place")] if own.place else []
+        with self._block(f"if rem32(mine, {WARP}) == {WARP - 1}:"):
+            for name, x in zip(shared, own[:2], strict=False):
+                self._line(f"shared_store({name}, div32(mine, {WARP}), {x})")
+        self._line("block_barrier()")
+        at, _ = self._new("at", "0", 1)
+
+        def follow_until(end: str) -> None:
+            with self._block(f"while {at} < {end}:"):
+                value, *place = (self._new("b", f"shared_load[1]({name}, {at})", 1)[0] for name in shared)
+                after = Accumulator(value, *place)
+                self._follow(s, after, carry)
+                for kept, x in zip(carry[:2], after[:2], strict=True):
+                    if x:
+                        self._line(f"{kept} = {x}")
+                self._line(f"{at} += 1")
+
+        follow_until(f"div32(mine, {WARP})")
+        self._follow(s, own, carry)
+        follow_until(str(warps))
+        self._line("block_barrier()")
 
     def _follow(self, s: Statement, own: Accumulator, before: Accumulator) -> None:
         """Combine a prefix with the one before it."""

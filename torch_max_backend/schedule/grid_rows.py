@@ -22,7 +22,8 @@ from torch_max_backend.schedule.nest import Nest, StageNest, Statement, distance
 
 
 def scans(n: Nest, scanned: list[Statement]) -> GridNest:
-    """A thread has a row where rows are neighbours in memory; else a warp has it, or as much of one as it fills."""
+    """A thread has a row where rows are neighbours in memory; else a warp has it, or as much of one as it fills, or a
+    block where there are few long rows."""
     (stage,) = n.stages
     (v,) = stage.inner
     outer = max(1, cost.count(n.outer))
@@ -30,7 +31,10 @@ def scans(n: Nest, scanned: list[Statement]) -> GridNest:
     if fast is not None and not any(s.address is not None and distance(s.address, v) == 1 for s in scanned):
         return thread_each(dataclasses.replace(n, outer=(*(w for w in n.outer if w != fast), fast)), fast, outer)
     if not isinstance(v.size, int) or v.size > gpu.WARP:
-        return GridNest(n.outer, n.stages, rows=gpu.BLOCK // gpu.WARP, threads=gpu.WARP)
+        threads = gpu.WARP
+        while outer * threads < gpu.BUSY and threads * 2 <= min(cost.count([v]), gpu.BLOCK):
+            threads *= 2
+        return GridNest(n.outer, n.stages, rows=gpu.BLOCK // gpu.WARP if threads == gpu.WARP else 1, threads=threads)
     threads = 1 << max(1, (v.size - 1).bit_length())
     each = times(outer * threads, gpu.TIMES)
     return GridNest(n.outer, n.stages, rows=gpu.BLOCK // threads, threads=threads, each=each)
