@@ -46,8 +46,23 @@ OPS: dict[str, tuple[Function, tuple[int, ...], str, str]] = {
     "cross_entropy": (lambda x, i: F.cross_entropy(x.t(), i), (3,), "aten.nll_loss_forward.default", "Target"),
     "nll_loss": (lambda x, i: F.nll_loss(x.t(), i), (3,), "aten.nll_loss_forward.default", "Target"),
 }
-INT32 = ("index", "index_put", "index_select", "index_add", "index_copy_in_place", "embedding")
-"""What torch takes int32 for."""
+
+
+def takes_int32(name: str) -> bool:
+    """Whether torch, of whatever version, does so."""
+    function, shape, *_ = OPS[name]
+    try:
+        function(torch.ones(ROWS, COLUMNS), torch.zeros(shape, dtype=torch.int32))
+    except (IndexError, RuntimeError):
+        return False
+    return True
+
+
+INT32 = [
+    name
+    for name in ("index", "index_put", "index_select", "index_add", "index_copy_in_place", "embedding")
+    if takes_int32(name)
+]
 CASES = [(name, dtype) for name in OPS for dtype in (torch.int64, torch.int32) if dtype is torch.int64 or name in INT32]
 WRAPS = ("index", "index_two", "index_put", "index_put_sum", "take")
 FAR = 10**6

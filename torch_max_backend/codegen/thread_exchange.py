@@ -176,7 +176,7 @@ class ThreadExchange(KernelWriter):
         def follow_until(end: str) -> None:
             with self._block(f"while {at} < {end}:"):
                 value, *place = (self._new("b", f"shared_load[1]({name}, {at})", 1)[0] for name in shared)
-                after = Accumulator(value, *place)
+                after = Accumulator(value, "".join(place))
                 self._follow(s, after, carry)
                 for kept, x in zip(carry[:2], after[:2], strict=True):
                     if x:

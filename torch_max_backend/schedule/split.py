@@ -31,7 +31,7 @@ from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
 from torch_max_backend.schedule.machine import CPU, Machine
-from torch_max_backend.schedule.nest import runs_on
+from torch_max_backend.schedule.nest import distance, runs_on
 
 PART = 8192
 """Elements that are worth a part of their own."""
@@ -242,6 +242,7 @@ def _with_own_means(d: Definition, m: Scalar, known: _SumInParts) -> list[Defini
 
 def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
     if machine.has_grid and not how.combiner.startswith("arg"):
+        d, how = _along_memory_last(d, how, layouts)
         merged = _merged(d, how, layouts)
         found = _cut(*merged, layouts, machine)
         if merged[0] is d or (len(found) > 1 and is_along_memory(found[0], found[0].reduced[-1], layouts)):
@@ -305,6 +306,17 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
         d, body=Load(partial, index, dtype), how=Reduction(how.combiner, tuple(again[p] for p in names))
     )
     return [first, second]
+
+
+def _along_memory_last(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> tuple[Definition, Reduction]:
+    """Reduced loops in the order of memory, where all that moves with them has the same one: channels last, say."""
+    moving = [i for i in _addresses(d, layouts) if {*how.variables} & i.variables]
+    loops = [v for v in how.variables if v.size != 1]
+    orders = {tuple(sorted(loops, key=lambda v: -distance(i, v))) for i in moving}
+    if len(orders) != 1 or any(not distance(i, v) for i in moving for v in loops):
+        return d, how
+    how = Reduction(how.combiner, orders.pop())
+    return dataclasses.replace(d, how=how), how
 
 
 def _merged(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> tuple[Definition, Reduction]:
