@@ -6,6 +6,7 @@ Each form is compiled once, to one library with a kernel for each function, elem
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -394,6 +395,21 @@ def integer_arguments(dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([np.repeat(edges, 16), drawn, drawn]), np.concatenate(
         [np.tile(edges, 16), np.roll(drawn, 1), small]
     )
+
+
+@pytest.mark.parametrize(("d", "w"), [("f32", 1), ("f32", 16), ("f64", 1), ("f64", 8)])
+@pytest.mark.parametrize("name", ["exp", "exp2"])
+def test_exponentials_of_what_is_far_below_zero_compute_with_no_denormals(
+    kernels: Kernels, name: str, d: str, w: int
+) -> None:
+    if (name, d) == ("exp2", "f64"):
+        pytest.skip("the C library's")
+    libm, underflow = ctypes.CDLL(None), {"x86_64": 0x10, "aarch64": 0x08}[platform.machine()]
+    for x in (-1e4, -2e3, -1e30, -INF):
+        given = torch.full((16,), x, dtype=TYPES[d])
+        libm.feclearexcept(underflow)
+        assert kernels.map(name, [given], d, w).tolist() == [0.0] * 16
+        assert not libm.fetestexcept(underflow), x
 
 
 def test_angles_that_are_large_or_close_to_quarter_turns(kernels: Kernels) -> None:

@@ -13,10 +13,10 @@ def scaled_exp[w: Int](x: Vec[f32, w], biases: Vec[f32, w]) -> Vec[f32, w]:
     """`e^x` as `e^r * 2^n`; `biases` is 1.5 * 2^23 and the exponent biases of the two factors that 2^n is made of.
 
     Adding it rounds to an integer and leaves both exponents in the low bits. Two factors, so that results may be
-    denormal, or infinite.
+    denormal, or infinite. At the lower end both are 0: a processor takes long for products that are rounded to 0.
     """
     var high = const[f32, w](104.0)
-    var low = const[f32, w](-104.0)
+    var low = const[f32, w](-176.1)
     var a = select(gt(x, high), high, select(lt(x, low), low, x))
     var t = fma(a, const[f32, w](1.44269502), biases)
     var n = neg(sub(t, biases))
@@ -65,7 +65,7 @@ def exp[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
     """As in float32: see `scaled_exp` there."""
     var biases = const[f64, w](6755399441057790.0)
     var high = const[f64, w](750.0)
-    var low = const[f64, w](-750.0)
+    var low = const[f64, w](-1418.3)
     var a = select(gt(x, high), high, select(lt(x, low), low, x))
     var t = fma(a, const[f64, w](1.4426950408889634), biases)
     var n = neg(sub(t, biases))
@@ -91,7 +91,7 @@ def exp[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 def exp2[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     var biases = const[f32, w](12583166.0)
     var high = const[f32, w](130.0)
-    var low = const[f32, w](-152.0)
+    var low = const[f32, w](-254.0)
     var a = select(gt(x, high), high, select(lt(x, low), low, x))
     var t = add(a, biases)
     var r = sub(a, sub(t, biases))
