@@ -179,6 +179,19 @@ def scattered(t: Table) abi("C"):
 
 
 @export
+def own(t: Table) abi("C"):
+    var a = own_memory[f32, 37]()
+    var b = own_memory[boolean, 37]()
+    var i = 0
+    while i < 37:
+        store(a, i, load[1](t.pointer[f32](0), i))
+        store(b, i, gt(load[1](a, i), const[f32, 1](0)))
+        i += 1
+    store(t.pointer[f32](1), 0, load[16](a, 21))
+    store(t.pointer[boolean](2), 0, load[16](b, 21))
+
+
+@export
 def chosen(t: Table) abi("C"):
     var a = load[16](t.pointer[f32](1), 0)
     var b = load[16](t.pointer[f32](2), 0)
@@ -516,6 +529,12 @@ def test_strided_and_scattered_memory(kernels: Kernels) -> None:
     first = a[1:17:4]
     assert torch.equal(out[40:48], torch.cat([first, first[-1:].expand(4)]))
     assert torch.equal(out[48:56:2], first) and not out[49:56:2].any() and not out[56:].any()
+
+
+def test_memory_of_a_thread(kernels: Kernels) -> None:
+    a, out, flags = torch.randn(37), torch.zeros(16), torch.zeros(16, dtype=torch.bool)
+    kernels("own", a, out, flags)
+    assert torch.equal(out, a[21:]) and torch.equal(flags, a[21:] > 0)
 
 
 def test_choices_and_logic(kernels: Kernels) -> None:

@@ -13,7 +13,7 @@ from torch_max_backend.codegen.source import Slot, touched
 from torch_max_backend.loops.expr import SHORT, Checked, Const, Guarded, Load, Scalar, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scan, Scatter
-from torch_max_backend.schedule.nest import Nest, StageNest, Statement, lanes_of
+from torch_max_backend.schedule.nest import Nest, OwnRow, StageNest, Statement, lanes_of
 
 UNROLLED = 4
 """Accumulators of a reduction along memory: an addition takes several cycles, and these do not wait for each other."""
@@ -37,8 +37,9 @@ class KernelWriter(AccumulatorWriter):
     """Whether a product is added to a sum in one rounding."""
 
     def __init__(self, nest: Nest, slots: Mapping[str, Slot]) -> None:
-        super().__init__([name for name, _ in touched(nest)], slots)
+        super().__init__([name for name, _ in touched(nest)], {**slots, **_slots(nest.own)})
         self.nest = nest
+        self.pointers |= {row.name: f"q{k}" for k, row in enumerate(nest.own)}
         self.names: dict[Var, str] = {}
         """What variables are called; a stage's loops have a number behind it."""
         self.scanned: Accumulators = {}
@@ -54,6 +55,8 @@ class KernelWriter(AccumulatorWriter):
     def text(self) -> str:
         """The kernel as a function ``KERNEL`` of the tensors that it touches; equal for equal kernels."""
         with self._scope():
+            for row in self.nest.own:
+                self._line(f"var {self.pointers[row.name]} = own_memory[{SHORT[row.dtype]}, {row.size}]()")
             self._outer()
         arguments = [f"{self.pointers[n]}: Ptr[{SHORT[self.slots[n].dtype]}]" for n in self.tensors]
         arguments += [f"{name}: Int" for name in self.numbers.values()]
@@ -401,6 +404,11 @@ class KernelWriter(AccumulatorWriter):
             return
         for y in x.operands if not isinstance(x, Guarded) else (x.condition,):
             self._hoisted(y, own, seen)
+
+
+def _slots(rows: tuple[OwnRow, ...]) -> dict[str, Slot]:
+    """Of tensors that have no place in the table."""
+    return {row.name: Slot(-1, row.dtype) for row in rows}
 
 
 def _fits(v: Var, count: int) -> bool:

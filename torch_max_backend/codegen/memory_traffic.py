@@ -17,11 +17,14 @@ def bytes_of(nest: Nest, layouts: Mapping[str, Layout], dtypes: Mapping[str, tor
     """The bytes that a kernel moves, by symbolic sizes.
 
     A tensor that is read twice, or written and then read, counts once: the second time it is near. One of which the
-    loops reach a part (rows of a table, a slice) counts with that part.
+    loops reach a part (rows of a table, a slice) counts with that part. Rows that threads keep do not count.
     """
+    own = {row.name for row in nest.own}
     reached: dict[str, list[Index | None]] = defaultdict(list)
     for stage in nest.stages:
         for name, address in dict.fromkeys(_addresses(stage)):
+            if name in own:
+                continue
             reached[name].append(_elements(address, nest, stage))
     total = Index.of(0)
     for name, counts in reached.items():

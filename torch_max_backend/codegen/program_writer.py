@@ -610,7 +610,7 @@ def _names(nest: Nest) -> list[str]:
 
 
 def _written(nest: Nest) -> list[str]:
-    return [s.name for stage in nest.stages for s in stage.statements if s.address is not None]
+    return [name for name, writes in touched(nest) if writes]
 
 
 def _room(sizes: Sequence[Index], strides: Sequence[Index]) -> Index:

@@ -133,7 +133,7 @@ def _meet(a: Extent, b: Extent) -> bool:
 
 
 def touched(nest: Nest) -> list[tuple[str, bool]]:
-    """The tensors in memory that a nest reads and writes, in order, and whether it writes them."""
+    """The tensors in shared memory that a nest reads and writes, in order, and whether it writes them."""
     names: dict[str, bool] = {}
     for stage in nest.stages:
         for s in stage.statements:
@@ -144,4 +144,4 @@ def touched(nest: Nest) -> list[tuple[str, bool]]:
                     names.setdefault(ERRORS, False)  # whoever is first may write, without a barrier
             if s.address is not None:
                 names[s.name] = True
-    return list(names.items())
+    return [(name, writes) for name, writes in names.items() if name not in {row.name for row in nest.own}]

@@ -86,11 +86,26 @@ class StageNest:
 
 
 @dataclass(frozen=True)
+class OwnRow:
+    """``size`` elements of a tensor in memory of a thread: those that one iteration of the outer loops touches."""
+
+    name: str
+    dtype: torch.dtype
+    size: int
+
+    @property
+    def bytes(self) -> int:
+        """The memory that it takes."""
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
 class Nest:
     """Loops over ``outer``, which threads share; inside them the stages in order. ``vector`` is one of ``outer``.
 
     ``several`` is what computes ``rows`` iterations of the last outer loop at once, if that is worth it; with
-    ``across``, all of that loop for so many iterations of the one around it.
+    ``across``, all of that loop for so many iterations of the one around it. ``own`` are tensors of which a thread
+    keeps a row by itself: their addresses in the stages are places in it.
     """
 
     outer: tuple[Var, ...]
@@ -99,6 +114,7 @@ class Nest:
     rows: int = 1
     across: int = 1
     several: tuple[StageNest, ...] = ()
+    own: tuple[OwnRow, ...] = ()
 
     @property
     def work(self) -> Index:
@@ -112,7 +128,8 @@ class Nest:
     def __str__(self) -> str:
         outer = ", ".join(f"{v}:{v.size}{' in vectors' if v == self.vector else ''}" for v in self.outer)
         at_once = f", {self.rows} at once" if self.rows > 1 else ""
-        return "\n".join([f"kernel over {outer or 'nothing'}{at_once}:", *map(str, self.stages)])
+        own = "".join(f", {row.size} of {row.name} in a thread" for row in self.own)
+        return "\n".join([f"kernel over {outer or 'nothing'}{at_once}{own}:", *map(str, self.stages)])
 
 
 def nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[str]) -> Nest:

@@ -15,6 +15,7 @@ from torch_max_backend.schedule.kernel import Kernel, Layout
 from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.nest import Nest, distance, nest
 from torch_max_backend.schedule.overlap import wait_late
+from torch_max_backend.schedule.own_rows import own_rows
 from torch_max_backend.schedule.rows_at_once import rows_at_once
 from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
@@ -68,6 +69,9 @@ def schedule(program: Program, machine: Machine = CPU) -> Schedule:
         else:
             made = grid_nest(step, layouts, local) if machine.has_grid else rows_at_once(nest(step, layouts, local))
             steps.append(made)
+    if not machine.has_grid:
+        calls = {name for step in steps if isinstance(step, Call) for name in step.reads()}
+        steps = own_rows(steps, calls | {name for name, _ in program.outputs} | {s for _, s in program.stores})
     return Schedule(program, steps, layouts, local)
 
 

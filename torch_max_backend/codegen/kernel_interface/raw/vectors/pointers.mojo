@@ -37,6 +37,14 @@ struct Table(TrivialRegisterPassable):
 
 
 @always_inline("nodebug")
+def own_memory[d: DType, count: Int]() -> Ptr[d]:
+    """Memory of `count` elements on the stack of the kernel that calls this; its values are not set."""
+    return Ptr[d](
+        __mlir_op.`pop.stack_allocation`[count=count.v, alignment=__mlir_attr.`64 : index`, _type=Ptr[d].T]()
+    )
+
+
+@always_inline("nodebug")
 def pointer_to[T: TrivialRegisterPassable, d: DType](p: Ptr[d], i: Int) -> __mlir_type[`!kgen.pointer<`, T, `>`]:
     return __mlir_op.`pop.pointer.bitcast`[_type=__mlir_type[`!kgen.pointer<`, T, `>`]](
         __mlir_op.`pop.offset`(p.p, i.v)

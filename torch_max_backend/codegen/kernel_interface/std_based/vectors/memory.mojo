@@ -1,7 +1,7 @@
 """Tensors in memory and the table of a kernel's arguments. A boolean is a byte, 0 or 1."""
 from .types import *
 from .arithmetic import *
-from std.memory import Pointer
+from std.memory import Pointer, stack_allocation
 from std.atomic import Atomic
 
 
@@ -35,6 +35,12 @@ struct Table(TrivialRegisterPassable):
     @always_inline("nodebug")
     def f64(self, k: Int) -> Vec[f64, 1]:
         return bitcast[f64](load[1](self.words, k))
+
+
+@always_inline("nodebug")
+def own_memory[d: DType, count: Int]() -> Ptr[d]:
+    """Memory of `count` elements on the stack of the kernel that calls this; its values are not set."""
+    return Ptr[d](Int(stack_allocation[count, d, alignment=64]()))
 
 
 @always_inline("nodebug")
