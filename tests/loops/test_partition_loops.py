@@ -62,6 +62,18 @@ def _at(body: Scalar, place: dict[Var, Index], x: torch.Tensor) -> torch.Tensor:
     return Interpreter(program).run([x])[0]
 
 
+@pytest.mark.parametrize(("dear", "sizes"), [(0, [4, 5]), (70, [9])], ids=["few operations", "many operations"])
+def test_short_parts_of_few_operations_have_no_condition(dear: int, sizes: list[int]) -> None:
+    """As where rows of 4 and of 5 elements become rows of 9."""
+    v = Var("i", 9)
+    first, second = (Load(name, (Index.of(v) - start,), torch.float32) for name, start in (("x", 0), ("y", 4)))
+    body = guarded(compare_index("lt", Index.of(v), Index.of(4)), first, second)
+    for _ in range(dear):
+        body = body * 2 + 1
+    parts = partition((Statement("t", torch.float32, body, Index.of(v)),), v, ())
+    assert [(p.variable.size, p.guarded) for p in parts] == [(size, len(sizes) == 1) for size in sizes]
+
+
 def test_most_of_a_padded_loop_has_no_condition() -> None:
     v = Var("i", 100)
     inside = Index.of(v) - 3

@@ -31,8 +31,11 @@ from torch_max_backend.loops.expr import (
 )
 from torch_max_backend.loops.index import Atom, Index, Least, Var, clamped
 
-SHORT = 16
-"""Iterations of a part below which vectors do not pay; neighbours that short stay one part with its conditions."""
+SHORT, FEW = 16, 4
+"""Iterations of a part, of long statements and of others, below which vectors do not pay; neighbours that short stay
+one part with its conditions."""
+LONG = 128
+"""Expressions of long statements: the source would grow more than vectors save."""
 MOST = 12
 """Parts of a loop, above which the source grows for little."""
 DEEP = 4
@@ -156,7 +159,8 @@ def _will_be(x: Scalar, v: Var) -> bool:
 def partition(statements: tuple[object, ...], v: Var, fixed: Collection[Var], depth: int = 0) -> list[Part]:
     """The loop over ``v`` in parts, in order, which together do what it does."""
     whole = [Part(v, statements, _is_guarded(statements, v))]
-    if depth == DEEP or (isinstance(v.size, int) and v.size < SHORT):
+    short = FEW if sum(1 for _ in walk(*_bodies(statements))) < LONG else SHORT
+    if depth == DEEP or (isinstance(v.size, int) and v.size < short):
         return whole
     found = _in_order(switches(statements, v, fixed))
     if not found:
@@ -171,7 +175,7 @@ def partition(statements: tuple[object, ...], v: Var, fixed: Collection[Var], de
         before = set(cuts[:k])
         values = {s.decides: s.values[sum(cut in before for cut in s.cuts)] for s in found}
         pieces.append((start, end, values))
-    pieces = _joined(pieces)
+    pieces = _joined(pieces, short)
     if len(pieces) > MOST:
         return whole
     parts: list[Part] = []
@@ -211,23 +215,21 @@ def _sorted(cuts: Collection[Index]) -> list[Index]:
     return sorted(sorted(cuts, key=str), key=functools.cmp_to_key(order))
 
 
-def _joined(
-    pieces: list[tuple[Index, Index, Values]],
-) -> list[tuple[Index, Index, Values]]:
+def _joined(pieces: list[tuple[Index, Index, Values]], short: int) -> list[tuple[Index, Index, Values]]:
     """Neighbours that are known to be short as one, with what holds in both."""
+
+    def is_short(start: Index, end: Index) -> bool:
+        length = end - start
+        return length.is_constant and length.constant < short
+
     result: list[tuple[Index, Index, Values]] = []
     for start, end, values in pieces:
-        if result and _is_short(start, end) and _is_short(*result[-1][:2]) and _is_short(result[-1][0], end):
+        if result and is_short(start, end) and is_short(*result[-1][:2]) and is_short(result[-1][0], end):
             first, _, others = result[-1]
             result[-1] = (first, end, {k: v for k, v in values.items() if others.get(k) is v})
         else:
             result.append((start, end, values))
     return result
-
-
-def _is_short(start: Index, end: Index) -> bool:
-    length = end - start
-    return length.is_constant and length.constant < SHORT
 
 
 def _decided(statements: tuple[object, ...], values: Values, place: dict[Var, Index]) -> tuple[object, ...]:
