@@ -179,6 +179,18 @@ def scattered(t: Table) abi("C"):
 
 
 @export
+def gathered(t: Table) abi("C"):
+    var i = 0
+    while i < t.int(9):
+        var at = load[16](t.pointer[i64](0), i)
+        store(t.pointer[f64](2), i, load_at[16](t.pointer[f64](1), at))
+        store(t.pointer[i32](4), i, load_at[16](t.pointer[i32](3), at))
+        store(t.pointer[bf16](6), i, load_at[16](t.pointer[bf16](5), at))
+        store(t.pointer[boolean](8), i, load_at[16](t.pointer[boolean](7), at))
+        i += 16
+
+
+@export
 def own(t: Table) abi("C"):
     var a = own_memory[f32, 37]()
     var b = own_memory[boolean, 37]()
@@ -529,6 +541,16 @@ def test_strided_and_scattered_memory(kernels: Kernels) -> None:
     first = a[1:17:4]
     assert torch.equal(out[40:48], torch.cat([first, first[-1:].expand(4)]))
     assert torch.equal(out[48:56:2], first) and not out[49:56:2].any() and not out[56:].any()
+
+
+def test_memory_at_places_of_every_width(kernels: Kernels) -> None:
+    """So many that what each takes of the stack must be given back."""
+    count, dtypes = 1 << 20, (torch.float64, torch.int32, torch.bfloat16, torch.bool)
+    places = torch.randint(0, 1000, (count,), generator=torch.Generator().manual_seed(0))
+    given = [(torch.randn(1000) * 3).to(dtype) for dtype in dtypes]
+    found = [torch.zeros(count, dtype=dtype) for dtype in dtypes]
+    kernels("gathered", places, *(t for pair in zip(given, found, strict=True) for t in pair), count)
+    assert all(torch.equal(out, x[places]) for x, out in zip(given, found, strict=True))
 
 
 def test_memory_of_a_thread(kernels: Kernels) -> None:

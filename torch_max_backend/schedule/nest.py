@@ -24,6 +24,8 @@ LINE = 64
 ONE_BY_ONE, STORE, CHAINED, MISS = 0.5, 1.5, 3.0, 2.0
 """Cycles: of an operation that is in no vector; of a store, against a load's 1; of waiting for the sum before; and of a
 line that is not near."""
+GATHERED = 4
+"""Bytes of an element, at least, that processors load from places of their own for all lanes at once."""
 FEW = 4
 """Parts, at least, that a kernel should have for its threads."""
 SLICE = 4096
@@ -405,11 +407,11 @@ def _time(v: Var | None, stage: StageNest, fixed: frozenset[Var] | None = None) 
     expressions = [e for s in stage.statements for e in s.expressions]
     for x in walk(*expressions):
         if isinstance(x, Load) and x.index:
-            total += _access(x.index[0], x.dtype.itemsize, v, innermost, 1.0)
+            total += _access(x.index[0], x.dtype.itemsize, v, innermost)
     each = max(1, cost.count(stage.reduced))
     for s in stage.statements:
         if s.address is not None:
-            total += _access(s.address, s.dtype.itemsize, v, innermost, STORE) / each
+            total += _access(s.address, s.dtype.itemsize, v, innermost, STORE, is_load=False) / each
     total += cost.of_expression(*expressions) * (ONE_BY_ONE if v is None else 1 / LANES)
     if stage.reduced and v is None:
         total += CHAINED
@@ -421,7 +423,9 @@ def _time(v: Var | None, stage: StageNest, fixed: frozenset[Var] | None = None) 
     return total * max(LANES, -(-size // lanes) * LANES) / max(1, size)
 
 
-def _access(index: Index, width: int, v: Var | None, innermost: Var | None, each: float) -> float:
+def _access(
+    index: Index, width: int, v: Var | None, innermost: Var | None, each: float = 1.0, is_load: bool = True
+) -> float:
     """What a load or store takes for one element: how many are read at once, and how many lines of memory are new."""
     step = 0 if innermost is None else _step(index, innermost)
     lines = 1.0 if step is None else min(1.0, abs(step) * width / LINE)
@@ -429,7 +433,7 @@ def _access(index: Index, width: int, v: Var | None, innermost: Var | None, each
         return each * ONE_BY_ONE + lines * MISS
     along = _step(index, v)
     if along is None:
-        return 2 * each + lines * MISS
+        return (each if is_load and width >= GATHERED else 2 * each) + lines * MISS
     if along in (0, 1):
         return (along * width / 4 + 1) / LANES
     return each + min(1.0, abs(along) * width / LINE) * MISS
@@ -480,6 +484,9 @@ def _elementwise(n: Nest) -> Nest:
         (_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages, frozenset(n.outer) - {v})
     ] or [(_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages)]
     gain, v = max(choices, key=lambda x: x[0], default=(0.0, None))
+    if choices and gain <= 0:  # places that are read from a table, say
+        time, v = min(((_time(v, stage), v) for _, v in choices), key=lambda x: x[0])
+        gain = _time(None, dataclasses.replace(stage, free=n.outer[-1:])) - time
     if v is None or gain <= 0:
         v = n.outer[-1]
         inner = dataclasses.replace(stage, free=(v,))

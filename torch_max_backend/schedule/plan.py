@@ -20,6 +20,7 @@ from torch_max_backend.schedule.rows_at_once import rows_at_once
 from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
 from torch_max_backend.schedule.split_scans import split_long_scans
+from torch_max_backend.schedule.tables import tables
 from torch_max_backend.schedule.unroll_windows import unroll_windows
 
 
@@ -47,6 +48,8 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
     for change in (*found, unroll_windows, split_divided_variables):
         program = inline(program, machine) if change is inline else change(program)
         yield change.__name__, program
+    program = tables(program, layouts_of(program), machine)
+    yield tables.__name__, program
     yield split_long_reductions.__name__, split_long_reductions(program, layouts_of(program), machine)
 
 

@@ -12,6 +12,7 @@ from .libm import *
 from raw.vectors.pointers import *
 from .memory import *
 from raw.vectors.lanes import *
+from .gathers import *
 from .threads import *
 from .shuffles import *
 from .shared import *

@@ -7,4 +7,5 @@ from .libm import *
 from .pointers import *
 from .memory import *
 from .lanes import *
+from .gathers import *
 from .threads import *

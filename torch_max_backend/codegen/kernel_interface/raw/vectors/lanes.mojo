@@ -3,11 +3,6 @@ from vectors.memory import *
 
 
 @always_inline("nodebug")
-def load_at[w: Int, d: DType](p: Ptr[d], offsets: Vec[i64, w]) -> Vec[d, w]:
-    return gather_from[(0 < w).__mlir_bool__(), 0](p, offsets, const[d, w](0))
-
-
-@always_inline("nodebug")
 def gather_from[
     more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
 ](p: Ptr[d], offsets: Vec[i64, w], r: Vec[d, w]) -> Vec[d, w]:
