@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from torch_max_backend.loops.expr import loads
+from torch_max_backend.loops.expr import Load, loads
 from torch_max_backend.loops.program import Call, Definition, Program, Scatter, dense_strides, reads
 from torch_max_backend.loops.simplify import without_reductions_of_one, without_sums_of_one_element
+from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.grid import grid_nest, grid_scatter
 from torch_max_backend.schedule.inline import inline
@@ -22,6 +23,9 @@ from torch_max_backend.schedule.split import split_divided_variables, split_long
 from torch_max_backend.schedule.split_scans import split_long_scans
 from torch_max_backend.schedule.tables import tables
 from torch_max_backend.schedule.unroll_windows import unroll_windows
+
+OFTEN = 4
+"""Times that an element is read, from which it is worth to be written as its readers lie, and not as its sources."""
 
 
 @dataclass
@@ -93,12 +97,39 @@ def layouts_of(program: Program) -> dict[str, Layout]:
             continue
         order = orders.get(step.name)
         if order is None and step.name not in told:
-            order = _order_of_sources(step, found)
+            order = _order_of_readers(step, program, orders) or _order_of_sources(step, found)
         found[step.name] = Layout(step.sizes, dense_strides(step.sizes, order, program.rows.get(step.name)))
         target = targets.get(step.name)
         if target is not None and target.sizes == step.sizes and step.name not in orders:
             found[step.name] = Layout(step.sizes, target.strides)
     return found
+
+
+def _order_of_readers(
+    d: Definition, program: Program, orders: Mapping[str, tuple[int, ...] | None]
+) -> tuple[int, ...] | None:
+    """The order of dimensions in which what leaves reads a definition, if it reads each of its elements many times."""
+    found: set[tuple[int, ...] | None] = set()
+    for reader in program.definitions():
+        read = [x for x in loads(*reader.expressions()) if x.source == d.name]
+        if read and cost.iterations(reader) < OFTEN * cost.iterations(d):
+            return None
+        found.update(_order_in(reader, x, orders) for x in read)
+    return found.pop() if len(found) == 1 else None
+
+
+def _order_in(reader: Definition, x: Load, orders: Mapping[str, tuple[int, ...] | None]) -> tuple[int, ...] | None:
+    """The dimensions of what is loaded in the order of the reader's, if each is one of those."""
+    order = orders.get(reader.name)
+    if order is None or reader.how is not None:
+        return None
+    places = []
+    for k, i in enumerate(x.index):
+        mine = [n for n, v in enumerate(reader.variables) if i.coefficient(v) == 1]
+        if len(i.terms) > 1 or len(mine) != len(i.terms):
+            return None
+        places.append((order.index(mine[0]) if mine else -1, k))
+    return tuple(k for _, k in sorted(places))
 
 
 def _order_of_sources(d: Definition, layouts: Mapping[str, Layout]) -> tuple[int, ...] | None:

@@ -13,6 +13,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
+import torch
+
 from torch_max_backend.loops.expr import (
     Checked,
     Const,
@@ -90,7 +92,8 @@ def _dear(x: Scalar, v: Var, seen: set[Scalar]) -> Iterator[Scalar]:
     if x in seen or isinstance(x, Const):
         return
     seen.add(x)
-    if not isinstance(x, FromIndex | Load) and _is_of(x, v) and cost.of_expression(x) >= DEAR:
+    plain = not isinstance(x, FromIndex | Load) and x.dtype is not torch.bool  # loops are cut at conditions
+    if plain and _is_of(x, v) and cost.of_expression(x) >= DEAR:
         yield x
         return
     places: list[Scalar] = []
