@@ -59,6 +59,13 @@ class Convolution:
         return self.image[1] < FEW_CHANNELS * self.groups or convolutions >= A_CHAIN
 
     @property
+    def is_worth_copies(self) -> bool:
+        """Whether channels last pay even where the result leaves and is copied back."""
+        return (
+            self.is_transposed and self.groups == 1 and math.prod(self.image) + math.prod(self.result) >= WORTH_A_COPY
+        )
+
+    @property
     def orders_weight(self) -> bool:
         """Whether the weight of an image with channels last shall have its channels last, too."""
         _, channels, *taps = self.weight

@@ -464,10 +464,10 @@ class FromRegion:
         sizes = [[Index.of(s) for s in of] for of in (x.shape, weight.shape, shape)]
         if x.rank != 4 or x.dtype not in self.channels_last or not all(s.is_constant for of in sizes for s in of):
             return None
-        if self._leaves() and not self.adds_bias:
-            return None
         image, kernel, result = ([int(s.constant) for s in of] for of in sizes)
         convolution = self.kind(image, kernel, result, args[6], groups)
+        if self._leaves() and not self.adds_bias and not convolution.is_worth_copies:
+            return None
         is_ordered = convolution.orders_weight and self._last(weight, self._in_place(weight)) is not None
         if convolution.is_heavy and not is_ordered:
             ref = self._ref(x)
