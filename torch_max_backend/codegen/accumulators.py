@@ -164,13 +164,24 @@ class AccumulatorWriter(ExpressionWriter):
                 total = f"add({total}, cast[f64]({narrow.value}))"
             return Accumulator(self._new("a", f"cast[{SHORT[gathered_dtype(s)]}]({total})", lanes)[0], "", lanes)
         result = narrow
-        for accumulators in reversed(r.wide):
-            result = self._merged(s, accumulators[s.name], result)
+        wide = [accumulators[s.name] for accumulators in r.wide]
+        for accumulator in reversed(wide if s.place is not None else self._paired(s, wide)):
+            result = self._merged(s, accumulator, result)
         assert result is not None
         if gathered_dtype(s) is not s.body.dtype:
             value, _ = self._new("a", f"cast[{SHORT[gathered_dtype(s)]}]({result.value})", result.lanes)
             return result._replace(value=value)
         return result
+
+    def _paired(self, s: Statement, wide: list[Accumulator]) -> list[Accumulator]:
+        """All accumulators as one of as many lanes: lanes are combined once, which takes longer than vectors."""
+        while len(wide) > 1:
+            pairs = [wide[k : k + 2] for k in range(0, len(wide), 2)]
+            wide = [self._pair(s, *pair) if len(pair) == 2 else pair[0] for pair in pairs]
+        return wide
+
+    def _pair(self, s: Statement, a: Accumulator, b: Accumulator) -> Accumulator:
+        return a._replace(value=self._new("a", f"{COMBINE[s.combiner]}({a.value}, {b.value})", a.lanes)[0])
 
     def _merged(self, s: Statement, wide: Accumulator, narrow: Accumulator | None) -> Accumulator:
         """Two accumulators as one, of one lane."""
