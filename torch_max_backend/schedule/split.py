@@ -156,21 +156,22 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
         if not isinstance(step, Definition) or not isinstance(step.how, Reduction):
             steps.append(step)
             continue
-        step = step if machine.has_grid else _along_memory(step, step.how, layouts)
-        found = _squares_in_parts(step, sums) or _in_parts(step, step.how, layouts, machine)  # type: ignore[arg-type]
-        if len(found) == 2 and step.how.combiner == "sum":
+        how = step.how if machine.has_grid else _along_memory(step, step.how, layouts)
+        step = dataclasses.replace(step, how=how)
+        found = _squares_in_parts(step, sums) or _in_parts(step, how, layouts, machine)
+        if len(found) == 2 and how.combiner == "sum":
             sums[step.name] = _SumInParts(step, found[0])
         steps += found
     return dataclasses.replace(program, steps=steps)
 
 
-def _along_memory(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> Definition:
-    """A reduction with the longest steps in memory outside, so that its parts are whole pieces of memory."""
+def _along_memory(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
+    """The definition's reduction with the longest steps in memory outside, so that parts are whole pieces of memory."""
     if how.combiner.startswith("arg") or not all(isinstance(v.size, int) for v in how.variables):
-        return d
+        return how
     places = [layouts[x.source].address(x.index) for x in loads(*d.expressions())]
     order = sorted(how.variables, key=lambda v: -max((distance(i, v) for i in places), default=0))
-    return dataclasses.replace(d, how=dataclasses.replace(how, variables=tuple(order)))
+    return dataclasses.replace(how, variables=tuple(order))
 
 
 @dataclass(frozen=True)
