@@ -156,7 +156,7 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
         if not isinstance(step, Definition) or not isinstance(step.how, Reduction):
             steps.append(step)
             continue
-        how = step.how if machine.has_grid else _along_memory(step, step.how, layouts)
+        how = _along_memory(step, step.how, layouts)
         step = dataclasses.replace(step, how=how)
         found = _squares_in_parts(step, sums) or _in_parts(step, how, layouts, machine)
         if len(found) == 2 and how.combiner == "sum":
@@ -253,7 +253,6 @@ def _with_own_means(d: Definition, m: Scalar, known: _SumInParts) -> list[Defini
 
 def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
     if machine.has_grid and not how.combiner.startswith("arg"):
-        d, how = _along_memory_last(d, how, layouts)
         merged = _merged(d, how, layouts)
         found = _cut(*merged, layouts, machine)
         if merged[0] is d or (len(found) > 1 and is_along_memory(found[0], found[0].reduced[-1], layouts)):
@@ -317,17 +316,6 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
         d, body=Load(partial, index, dtype), how=Reduction(how.combiner, tuple(again[p] for p in names))
     )
     return [first, second]
-
-
-def _along_memory_last(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> tuple[Definition, Reduction]:
-    """Reduced loops in the order of memory, where all that moves with them has the same one: channels last, say."""
-    moving = [i for i in _addresses(d, layouts) if {*how.variables} & i.variables]
-    loops = [v for v in how.variables if v.size != 1]
-    orders = {tuple(sorted(loops, key=lambda v: -distance(i, v))) for i in moving}
-    if len(orders) != 1 or any(not distance(i, v) for i in moving for v in loops):
-        return d, how
-    how = Reduction(how.combiner, orders.pop())
-    return dataclasses.replace(d, how=how), how
 
 
 def _merged(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> tuple[Definition, Reduction]:
