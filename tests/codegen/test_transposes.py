@@ -83,3 +83,11 @@ def test_neighbours_meet_few_banks(sides: tuple[int, int], width: int, lanes: in
     places = [(t % row * lanes * tile.pitch(width) + t // row) * width // 4 for t in range(32)]
     met = [len({p for p in places if p % 32 == bank}) for bank in range(32)]
     assert max(met) <= (2 if lanes * width <= 4 else 4)
+
+
+def test_small_planes_take_no_tiles() -> None:
+    """Blocks of few elements would leave most threads idle: a thread has the short side, or an element."""
+    for sides, inner in [((113, 4), True), ((6, 44), False)]:
+        made = for_gpu(lambda x: (turned(x),), numbers(torch.bfloat16, 900, *sides))
+        (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
+        assert nest.tile is None and bool(nest.stages[0].free) == inner

@@ -20,8 +20,10 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
     plain = len(n.stages) == 1 and not n.stages[0].inner and n.stages[0].statements[0].how is None
     if plain and fast is not None:
         tile = tile_of(n, fast, outer)
-        if tile is not None:
+        if tile is not None and tile.is_large:
             return GridNest(n.outer, n.stages, rows=1, tile=tile)
+        if tile is not None and cost.count([tile.across]) <= gpu.SHORT and not _has_conditions(n):
+            return _with_loop_inside(n, tile.across)
         beyond = _beyond_rows(n, fast, outer)
         if beyond is not None:
             return beyond
@@ -46,6 +48,18 @@ def times(threads: int, most: int) -> int:
     while each < most and threads >= 4 * gpu.BUSY * each:
         each *= 2
     return each
+
+
+def _with_loop_inside(n: Nest, across: Var) -> GridNest:
+    """A thread has an outer index and all of a short loop, whose elements it reads lie in few lines of memory."""
+    (stage,) = n.stages
+    outer = tuple(v for v in n.outer if v != across)
+    rows = gpu.BLOCK if cost.count(outer) >= gpu.BUSY else 128
+    return GridNest(outer, (dataclasses.replace(stage, free=(across,)),), rows=rows)
+
+
+def _has_conditions(n: Nest) -> bool:
+    return any(isinstance(x, Guarded) for s in n.stages[0].statements for x in walk(s.body))
 
 
 def _flattened(n: Nest, fast: Var) -> tuple[Nest, Var]:

@@ -30,6 +30,11 @@ class Tile:
         """How many indices of an outer loop a block has."""
         return {self.fast: self.sides[0], self.across: self.sides[1]}.get(v, 1)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether it keeps a block's threads busy."""
+        return self.sides[0] * self.sides[1] >= gpu.TILE * gpu.TILE // 2
+
     def pitch(self, width: int) -> int:
         """How far apart in shared memory, in elements of so many bytes, neighbours along ``fast`` are.
 
@@ -112,12 +117,13 @@ def _bytes(stage: StageNest, n: Nest, fast: Var, across: Var) -> int:
 def _sides(fast: Var, across: Var, width: int) -> tuple[int, int]:
     """Indices of both loops in a block: all of a short one, and then more of the other."""
     most, side = gpu.TILE_BYTES // max(2, width), gpu.TILE * (2 if width <= 2 else 1)
-    first, second = _share(fast, side), _share(across, most // side)
-    if first < side:
-        second = _share(across, _long_side(most // first))
-    elif second < most // side:
-        first = _share(fast, _long_side(most // second))
-    return first, second
+    if cost.count([fast]) < side:
+        first = cost.count([fast])
+        return first, _share(across, _long_side(most // first))
+    if cost.count([across]) < most // side:
+        second = cost.count([across])
+        return _share(fast, _long_side(most // second)), second
+    return _share(fast, side), _share(across, most // side)
 
 
 def _long_side(most: int) -> int:
