@@ -15,12 +15,13 @@ from torch_max_backend.codegen.grid_kernel_writer import GridKernelWriter
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.codegen.source import Slot, touched
 from torch_max_backend.compile.cuda_build import build_cubin
-from torch_max_backend.loops.expr import op
-from torch_max_backend.loops.index import Index, Sym
+from torch_max_backend.loops.expr import cast, op, select
+from torch_max_backend.loops.index import Index, Sym, Var
 from torch_max_backend.loops.program import Input
 from torch_max_backend.loops.rules import indexing, reduce, views
 from torch_max_backend.loops.tensor import Tensor, building, define, named, pointwise
 from torch_max_backend.runtime.index_reports import error_at
+from torch_max_backend.schedule.grid_memory import runs_within
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.machine import GPU
 from torch_max_backend.schedule.plan import schedule
@@ -176,3 +177,35 @@ def test_random_programs_compile(symbolic: bool) -> None:
         written = write_program(made.region(), schedule(made.program, GPU), [False] * len(made.inputs), 0)
         assert written.threads, seed
         assert len(build_cubin(written.source, threads=written.threads)) > 1000, seed
+
+
+# -- approximate functions ---------------------------------------------------------------------------------------------
+def test_a_row_of_16_bits_is_computed_nearly_with_its_sums() -> None:
+    assert "exp_nearly(" in texts(softmax, 4096, 512, dtype=torch.bfloat16)
+    assert "_nearly(" not in texts(softmax, 4096, 512)
+
+
+def test_what_is_compared_is_exact() -> None:
+    def chosen(x: Tensor) -> Tensor:
+        wide = pointwise(lambda a: op("sigmoid", cast(a, torch.float32)), x)
+        return pointwise(lambda a: cast(select(a > 0.5, op("exp", a), a), torch.bfloat16), wide)
+
+    text = texts(chosen, 4096, 512, dtype=torch.bfloat16)
+    assert "exp_nearly(" in text and "sigmoid(" in text and "sigmoid_nearly(" not in text
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+def test_vectors_fill_pieces_of_memory() -> None:
+    v = Var("v", 6000)
+    place = Index.of(v) // 20 * 30 + Index.of(v) % 20
+    assert [lanes for lanes in (2, 4, 8) if runs_within(place, v, lanes)] == [2, 4]
+    assert not runs_within(Index.of(v) * 2, v, 2) and not runs_within(Index.of(v) // 4, v, 4)
+
+
+def test_a_short_row_has_few_threads_for_a_place() -> None:
+    (nest,) = nests(lambda x: reduce.argmax(x, 1), 1_000_000, 26)
+    assert nest.threads == 4
+
+
+def test_a_whole_variance_is_two_kernels() -> None:
+    assert len(nests(lambda x: reduce.var(x, [0], correction=1), 524_281)) == 2
