@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from torch import nn
 
 from tests.support.processes import Processes
 from torch_max_backend import backend
+from torch_max_backend.frontend import compiled_graph
+from torch_max_backend.runtime.call_path import CallSpec
+from torch_max_backend.runtime.cuda_graphs import recorded_program
+from torch_max_backend.runtime.cuda_graphs.recorded_program import RecordedProgram
+from torch_max_backend.runtime.cuda_graphs.turns import Turns
 
 OPTIONS = {"fallback": "error", "executor": "auto"}
 
@@ -138,3 +144,25 @@ def test_a_kept_graph_is_called_directly(processes: Processes, tmp_path: Path) -
     folders = {"TORCH_MAX_BACKEND_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch")}
     told = [processes.run(program, tmp_path, **folders).told for _ in range(2)]
     assert told == [{"warm": warm, "direct": [True]} for warm in (False, True)]
+
+
+def test_a_recorded_call_is_called_directly(direct: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ``mode="reduce-overhead"`` on a GPU, with stand-ins for CUDA's streams and PyTorch's graph trees."""
+    recorded: list[int] = []
+
+    class OnCpu(RecordedProgram):
+        def __init__(self, spec: CallSpec, plain: Callable[..., Any]) -> None:
+            on_gpu = [dataclasses.replace(region, gpus=(0,)) for region in spec.regions]
+            super().__init__(dataclasses.replace(spec, regions=tuple(on_gpu)), plain)
+
+        def _begun(self, args: Sequence[Any]) -> Callable[..., Any]:
+            recorded.append(len(args))
+            return self._plain
+
+    monkeypatch.setattr(Turns, "take", lambda turns: None)
+    monkeypatch.setattr(recorded_program, "_has_trees", lambda: True)
+    monkeypatch.setattr(
+        compiled_graph, "with_replay", lambda spec, models, options, gate: OnCpu(spec, spec.build(models, gate))
+    )
+    agrees(scaled, torch.randn(5, 3), torch.randn(5, 3))
+    assert direct == [True] and recorded == [2]

@@ -53,10 +53,15 @@ class RecordedProgram:
         self._tree: Call | None = None
         self._outputs: dict[tuple[Any, ...], list[Output]] = {}
         self.source = plain.source  # type: ignore[attr-defined]
-        self.direct: Call | None = None if spec.plain is None else self._direct
+        self.direct: Call | None = None if spec.plain is None else self._as_function()
 
-    def _direct(self, *args: Any) -> Any:
-        return self(list(args))
+    def _as_function(self) -> Call:
+        """The call with its arguments one by one: a function, since who gets it puts attributes on it."""
+
+        def direct(*args: Any) -> Any:
+            return self(list(args))
+
+        return direct
 
     def __call__(self, args: list[Any]) -> Any:
         if not _has_trees():
