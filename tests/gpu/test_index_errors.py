@@ -82,6 +82,12 @@ def inputs(name: str, dtype: torch.dtype, bad: int | None = None) -> tuple[torch
     return torch.arange(12.0, device="cuda").reshape(ROWS, COLUMNS), index.cuda()
 
 
+def run_and_wait(run: Callable[..., Any], *given: torch.Tensor) -> None:
+    """A call and all that the GPU does for it, which raises at the end of the call if the GPU was quick."""
+    run(*given)
+    synchronize()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compiled_together() -> None:
     """All of it in few modules, with and without checks."""
@@ -105,9 +111,8 @@ def nothing_left() -> Iterator[None]:
 def test_it_is_raised_and_the_next_call_works(name: str, dtype: torch.dtype, bad: int) -> None:
     function, _, op, words = OPS[name]
     run = compiled(name, dtype)
-    run(*inputs(name, dtype, bad))
     with pytest.raises(OutOfRangeError) as error:
-        synchronize()
+        run_and_wait(run, *inputs(name, dtype, bad))
     text = str(error.value)
     index = bad * 3 if name == "take" else bad
     assert words in text.splitlines()[0] and f"{op} was given the index {index} for a size of" in text
@@ -129,9 +134,8 @@ def test_the_last_ones_are_in_range(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in OPS if n not in WRAPS])
 @torch.no_grad()
 def test_a_negative_one_is_out_of_range_where_eager_says_so(name: str) -> None:
-    compiled(name, torch.int64)(*inputs(name, torch.int64, -1))
     with pytest.raises(OutOfRangeError):
-        synchronize()
+        run_and_wait(compiled(name, torch.int64), *inputs(name, torch.int64, -1))
 
 
 @pytest.mark.parametrize("bad", [5, -7, FAR, -FAR])
@@ -146,8 +150,9 @@ def test_without_checks_nothing_is_raised_and_nothing_breaks(name: str, dtype: t
 
 @torch.no_grad()
 def test_the_next_call_raises_without_waiting() -> None:
-    run = compiled("embedding", torch.int64)
-    run(*inputs("embedding", torch.int64, 5))
+    run, given = compiled("embedding", torch.int64), inputs("embedding", torch.int64, 5)
+    torch.cuda._sleep(10**8)  # so that the call is over before the GPU finds anything
+    run(*given)
     torch.cuda.synchronize()  # torch's own knows nothing of it
     with pytest.raises(OutOfRangeError, match="index 5 "):
         run(*inputs("embedding", torch.int64))
@@ -159,9 +164,8 @@ def test_many_are_as_one() -> None:
     """Every thread finds one, and one of them reports it."""
     x, index = torch.randn(1000, 768, device="cuda"), torch.full((20_000,), 1000, device="cuda")
     run = torch.compile(lambda x, i: F.embedding(i, x), backend="max_backend", dynamic=False, options=STRICT)
-    run(x, index)
     with pytest.raises(OutOfRangeError, match="index 1000 for a size of 1000"):
-        synchronize()
+        run_and_wait(run, x, index)
     synchronize()
     torch.testing.assert_close(run(x, index - 1), F.embedding(index - 1, x))
 
@@ -173,9 +177,8 @@ def test_sizes_may_vary() -> None:
         x, index = torch.randn(rows, 8, device="cuda"), torch.arange(rows, device="cuda").flip(0)
         torch.testing.assert_close(run(x, index), x[index] * 2)
         index[rows // 2] = rows
-        run(x, index)
         with pytest.raises(OutOfRangeError, match=f"index {rows} for a size of {rows}"):
-            synchronize()
+            run_and_wait(run, x, index)
 
 
 @pytest.mark.parametrize("name", ["embedding", "index_put", "index_copy_in_place", "cross_entropy"])
@@ -190,9 +193,8 @@ def test_recordings_report_as_well(name: str, caplog: pytest.LogCaptureFixture) 
     assert any(r.getMessage().startswith("recorded 1 of 1 regions") for r in caplog.records)
     for bad in (5, -7):
         index.view(-1)[0] = bad
-        run(x, index)
         with pytest.raises(OutOfRangeError, match=f"index {bad} "):
-            synchronize()
+            run_and_wait(run, x, index)
         index.view(-1)[0] = 3
         run(x, index)
         synchronize()
@@ -227,10 +229,8 @@ def test_calls_on_another_stream() -> None:
     given = inputs("gather", torch.int64, 5)
     side.wait_stream(torch.cuda.current_stream())
     for _ in range(2):
-        with torch.cuda.stream(side):
-            run(*given)
-        with pytest.raises(OutOfRangeError, match="index 5 "):
-            synchronize()
+        with pytest.raises(OutOfRangeError, match="index 5 "), torch.cuda.stream(side):
+            run_and_wait(run, *given)
 
 
 @torch.no_grad()
@@ -244,10 +244,10 @@ def test_caches_that_one_kernel_writes() -> None:
     a = torch.randn(1, 2, 1, 8, device="cuda")
     for position, is_bad in ((3, False), (16, True), (-1, True), (15, False)):
         caches = torch.zeros(2, 1, 2, 16, 8, device="cuda")
-        run(*caches, torch.tensor([position], device="cuda"), a)
+        given = *caches, torch.tensor([position], device="cuda"), a
         if is_bad:
             with pytest.raises(OutOfRangeError, match=rf"index_copy_\(\): index {position} is out of .* with size 16"):
-                synchronize()
+                run_and_wait(run, *given)
         else:
-            synchronize()
+            run_and_wait(run, *given)
             torch.testing.assert_close(caches[:, :, :, position], torch.stack([a * 2, a + 1])[:, :, :, 0])
