@@ -299,3 +299,26 @@ def kernel0(p0: Ptr[i32], p1: Ptr[i32]) abi("C"):
     assert ptx.count("abs.s32") == 4 and not re.search(r"max\.s32\s+(%r\d+), (%r\d+), \2", ptx)
     negated = {b for b, _ in re.findall(r"neg\.s32\s+(%r\d+), (%r\d+)", ptx)}
     assert not any(negated & {*pair} for pair in re.findall(r"max\.s32\s+%r\d+, (%r\d+), (%r\d+)", ptx))
+
+
+SCATTERED = f"""{HEAD}
+
+@export
+def kernel0(p0: Ptr[f32], p1: Ptr[bf16]) abi("C"):
+    atomic_add(p0, 1, load[1](p0, 0))
+    atomic_add_vector(p0, 4, load_aligned[4](p0, 8))
+    atomic_add_vector(p1, 8, load_aligned[8](p1, 16))
+"""
+
+
+@pytest.mark.parametrize(("arch", "wanted"), [
+    ("sm_90a", {"red.f32", "red.v4.f32", "red.v4.bf16x2"}), ("sm_80", {"atom.f32", "atom.b32"}),
+])  # fmt: skip
+def test_additions_tell_nothing_back_where_a_gpu_has_such(arch: str, wanted: set[str]) -> None:
+    """Vectors in one operation from sm_90 on, which needs a newer PTX; lane by lane on GPUs before."""
+    ptx = build_ptx(SCATTERED, arch=arch)
+    version = re.search(r"(?m)^\.version (\d+)\.(\d+)", ptx)
+    assert version
+    assert ((int(version[1]), int(version[2])) >= (8, 1)) == (arch == "sm_90a")
+    found = re.findall(r"\t(red|atom)\.\S*?((?:\.v\d)?\.(?:f32|bf16x2|b32))[ \t]", ptx)
+    assert {"".join(parts) for parts in found} == wanted

@@ -90,3 +90,37 @@ def test_small_planes_take_no_tiles() -> None:
         made = for_gpu(lambda x: (turned(x),), numbers(torch.bfloat16, 900, *sides))
         (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
         assert nest.tile is None and bool(nest.stages[0].free) == inner
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("function", [FUNCTIONS[0], both_ways], ids=["plain", "both_ways"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "sides", [(48, 3), (3, 48), (40, 4), (4, 40), (64, 8), (8, 64), (30, 2), (16, 7), (5, 32)], ids=str
+)
+def test_short_sides_are_turned_in_registers(
+    function: Callable[[Tensor], tuple[Tensor, ...]],
+    dtype: torch.dtype,
+    sides: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread has all of the short side, and stores and loads of several elements at once."""
+    monkeypatch.setattr(grid_limits, "BUSY", 8)
+    made = for_gpu(function, numbers(dtype, 3, *sides))
+    nests = [n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest)]
+    pairs = [n.interleaved for n in nests if n.interleaved is not None]
+    assert pairs and all(p.size == min(sides) for p in pairs)
+    check_emulated(made)
+
+
+def test_stores_of_short_sides_fill_lines() -> None:
+    """A thread's store is one vector if it can be, and its neighbour's is the next one."""
+    made = for_gpu(lambda x: (turned(x),), numbers(torch.bfloat16, 2000, 4, 128))
+    (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
+    assert nest.interleaved is not None and nest.interleaved.size * nest.interleaved.lanes * 2 == 16
+
+
+def test_short_sides_that_run_backwards_are_left() -> None:
+    made = for_gpu(lambda x: (turned(views.flip(x, [2])),), numbers(torch.float32, 3000, 60, 3))
+    (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
+    assert nest.interleaved is None

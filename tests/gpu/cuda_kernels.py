@@ -127,6 +127,16 @@ def atomic_{name}_{d}(to: Ptr[{d}], a: Ptr[{d}], s0: Int) abi("C"):
         atomic_{name}(to, rem32(i, 3), load[1](a, i))
 """
 
+ATOMIC_VECTORS = """
+@export
+def atomic_vectors_{d}_{w}(to: Ptr[{d}], a: Ptr[{d}], s0: Int) abi("C"):
+    var i = block_index() * threads_in_block() + thread_in_block()
+    if i < s0:
+        atomic_add_vector(to, rem32(i, 3) * {w}, load_aligned[{w}](a, i * {w}))
+"""
+ADDED_VECTORS = {"f32": (2, 4), "f16": (2, 4, 8), "bf16": (2, 4, 8)}
+"""The lanes of vectors that are added to memory."""
+
 FIXED = """
 @export
 def where_threads_are(to: Ptr[i64]) abi("C"):
@@ -281,7 +291,7 @@ def sources() -> dict[str, str]:
     )
     found["atomics"] = "".join(
         ATOMIC.format(name=name, d=d) for name in ATOMICS for d in (ADDED if name == "add" else FOLDED)
-    )
+    ) + "".join(ATOMIC_VECTORS.format(d=d, w=w) for d, widths in ADDED_VECTORS.items() for w in widths)
     found["fixed"] = FIXED + "".join(
         f'\n@export\ndef {name}_{d}(to: Ptr[{d}], a: Ptr[{d}]) abi("C"):\n'
         + "".join(f"    store(to, {k}, {name}(load[{w}](a, 0)))\n" for k, w in enumerate((1, 4, 16)))

@@ -16,6 +16,7 @@ import torch
 
 from tests.gpu.cuda_kernels import (
     ADDED,
+    ADDED_VECTORS,
     ATOMICS,
     BITWISE,
     FOLDED,
@@ -383,6 +384,14 @@ def test_atomics(kernels: Kernels, name: str, d: str) -> None:
         a[4] = NAN
         kernels.launch("atomics", f"atomic_{name}_{d}", got, a.cuda(), n, blocks=Word(2, 128))
         assert got.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(("d", "w"), [(d, w) for d, widths in ADDED_VECTORS.items() for w in widths])
+def test_atomic_additions_of_vectors(kernels: Kernels, d: str, w: int) -> None:
+    a = torch.randint(0, 2, (300, w)).to(TYPES[d])
+    got = torch.ones(3, w, dtype=TYPES[d], device="cuda")
+    kernels.launch("atomics", f"atomic_vectors_{d}_{w}", got, a.cuda(), 300, blocks=Word(2, 128))
+    assert torch.equal(got.cpu(), (a.view(100, 3, w).double().sum(0) + 1).to(TYPES[d]))
 
 
 def test_exchanges(kernels: Kernels) -> None:

@@ -407,6 +407,12 @@ class Threads:
     def _thread_in_block(self) -> torch.Tensor:
         return self.grid.thread
 
+    def _imin32(self, a: Any, b: Any) -> torch.Tensor:
+        a, b = self.grid.number(a), self.grid.number(b)
+        most = torch.maximum(a.abs(), b.abs())
+        self.grid.check(most < 1 << 31, "no numbers of 32 bits")
+        return torch.minimum(a, b)
+
     def _imin(self, a: Any, b: Any) -> torch.Tensor:
         return torch.minimum(self.grid.number(a), self.grid.number(b))
 
@@ -418,6 +424,11 @@ class Threads:
 
     def _rem32(self, a: Any, b: Any) -> torch.Tensor:
         return self.narrow(a, b)[1]
+
+    def _small(self, a: Any) -> torch.Tensor:
+        a = self.grid.number(a)
+        self.grid.check((a >= 0) & (a < 1 << 32), "no number of 32 bits")
+        return a
 
     def narrow(self, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
         a, b = self.grid.number(a), self.grid.number(b)
@@ -510,13 +521,16 @@ class Threads:
         return Pointer(p.name, torch.uint16, p.memory, p.touched, p.address)
 
     def _atomic(self, p: Pointer, i: Any, x: torch.Tensor, reduce: str) -> None:
-        places = self.grid.places(p, i, 1)
+        places = self.grid.places(p, i, x.shape[1], aligned=x.shape[1] > 1)
         taken = self.grid.touching(p, places, None)
         p.elements.index_reduce_(0, places[taken], x.expand(places.shape)[taken], reduce) if reduce != "add" else (
             p.elements.index_add_(0, places[taken], x.expand(places.shape)[taken])
         )
 
     def _atomic_add(self, p: Pointer, i: Any, x: torch.Tensor) -> None:
+        self._atomic(p, i, x, "add")
+
+    def _atomic_add_vector(self, p: Pointer, i: Any, x: torch.Tensor) -> None:
         self._atomic(p, i, x, "add")
 
     def _atomic_max(self, p: Pointer, i: Any, x: torch.Tensor) -> None:

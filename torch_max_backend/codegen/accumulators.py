@@ -84,12 +84,17 @@ class AccumulatorWriter(ExpressionWriter):
         for s in stage.statements:
             if not s.combiner:
                 continue
-            value, _ = self._new("a", _initial(s.combiner, s.body.dtype, lanes), lanes)
+            kept = self._lanes_kept(s, lanes)
+            value, _ = self._new("a", _initial(s.combiner, s.body.dtype, kept), kept)
             place = ""
             if s.place is not None:
-                place, _ = self._new("at", f"const[i64, {lanes}]({_NOWHERE})", lanes)
-            found[s.name] = Accumulator(value, place, lanes)
+                place, _ = self._new("at", f"const[i64, {kept}]({_NOWHERE})", kept)
+            found[s.name] = Accumulator(value, place, kept)
         return found
+
+    def _lanes_kept(self, s: Statement, lanes: int) -> int:
+        """The lanes of a statement's accumulator for values of so many lanes."""
+        return lanes
 
     def _totals(self, stage: StageNest, accumulators: list[Accumulators]) -> dict[str, Value]:
         """Sums in float64 of what accumulators in float32 hold from time to time, where these would add up too much."""

@@ -275,18 +275,20 @@ class ExpressionWriter:
         name = "floor_div" if isinstance(atom, Div) else "remainder"
         return f"to_int({name}(from_int[i64, 1]({self._index(dividend)}), from_int[i64, 1]({self._index(divisor)})))"
 
-    def _from_index(self, index: Index) -> Value:
+    def _from_index(self, index: Index, dtype: str = "i64") -> Value:
+        """An index as a number of an integer type that holds it."""
         step = self._step(index)
         if step is None:
-            return self._index_vector(index), self.lanes
+            text = self._index_vector(index)
+            return text if dtype == "i64" else f"cast[{dtype}]({text})", self.lanes
         text = self._index(index)
         if step == 0:
-            return f"from_int[i64, 1]({text})", 1
-        ramp = f"iota[i64, {self.lanes}]()"
+            return f"from_int[{dtype}, 1]({text})", 1
+        ramp = f"iota[{dtype}, {self.lanes}]()"
         if step != 1:
-            wide = f"const[i64, {self.lanes}]" if isinstance(step, int) else f"from_int[i64, {self.lanes}]"
+            wide = f"const[{dtype}, {self.lanes}]" if isinstance(step, int) else f"from_int[{dtype}, {self.lanes}]"
             ramp = f"mul({ramp}, {wide}({step}))"
-        return f"add(from_int[i64, {self.lanes}]({text}), {ramp})", self.lanes
+        return f"add(from_int[{dtype}, {self.lanes}]({text}), {ramp})", self.lanes
 
     def _index_vector(self, index: Index) -> str:
         """An index in every lane, as a vector of int64."""

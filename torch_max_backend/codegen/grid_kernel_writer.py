@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
-from torch_max_backend.codegen.accumulators import Accumulators, Reduction
+import torch
+
+from torch_max_backend.codegen.accumulators import Accumulator, Accumulators, Reduction
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.inexact_operations import computed_nearly
+from torch_max_backend.codegen.interleaved_writer import InterleavedWriter
 from torch_max_backend.codegen.kernel_writer import UNROLLED
 from torch_max_backend.codegen.source import Slot
-from torch_max_backend.codegen.tile_writer import NARROW, TileWriter
-from torch_max_backend.loops.expr import SHORT, Guarded, Load, Op, Scalar, variables, walk
-from torch_max_backend.loops.index import Div, Index, Mod, Var
+from torch_max_backend.codegen.tile_writer import NARROW
+from torch_max_backend.loops.expr import SHORT, FromIndex, Guarded, Load, Op, Scalar, variables, walk
+from torch_max_backend.loops.index import Atom, Div, Index, Least, Mod, Var
+from torch_max_backend.loops.intervals import interval
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.grid_limits import AHEAD, BUSY, BYTES, WARP
@@ -24,7 +28,19 @@ from torch_max_backend.schedule.nest import StageNest, Statement
 _ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
 
 
-class GridKernelWriter(TileWriter):
+def _widens(s: Statement) -> bool:
+    """Whether a statement adds up numbers of float32 in float64."""
+    x = s.body
+    is_cast = isinstance(x, Op) and x.name == "cast" and x.dtype is torch.float64
+    return s.combiner == "sum" and s.how is None and is_cast and x.operands[0].dtype is torch.float32
+
+
+def _is_small(x: Scalar) -> bool:
+    """Whether a number fits in 32 bits, whatever operations before it round to."""
+    return all(abs(end) < 1 << 30 for end in interval(x))
+
+
+class GridKernelWriter(InterleavedWriter):
     """Writes the kernel of a :class:`GridNest`.
 
     In the text ``part`` is a thread's outer index among all, and ``mine`` the thread's number among those that share
@@ -36,7 +52,7 @@ class GridKernelWriter(TileWriter):
 
     def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
         super().__init__(nest, slots)
-        self.nearly = computed_nearly(nest)
+        self.nearly = computed_nearly(nest, {name for name, slot in slots.items() if slot.is_rough})
         """Operations that need not be exact."""
         self.lane: int | None = None
         """The lane of vectors at work, where lanes are computed one after the other."""
@@ -47,6 +63,19 @@ class GridKernelWriter(TileWriter):
         """The outer index at work, where those behind the last one compute it once more."""
         self.counted = ""
         """Whether a lane has an element of a scan, as text."""
+
+    def _computed(self, x: Scalar) -> Value:
+        """Conversions between indices and floats are those of 32 bits where numbers are known to be small: a GPU has
+        few units for others."""
+        if isinstance(x, Op) and x.name == "cast" and _is_small(x.args[0]):
+            (given,) = x.args
+            if isinstance(given, FromIndex) and x.dtype in (torch.float32, torch.float64):
+                text, lanes = self._from_index(given.index, "i32")
+                return self._new("v", f"cast[{SHORT[x.dtype]}]({text})", lanes)
+            if x.dtype is torch.int64 and given.dtype in (torch.float32, torch.float64):
+                text, lanes = self._scalar(given)
+                return self._new("v", f"cast[i64](cast[i32]({text}))", lanes)
+        return super()._computed(x)
 
     def _spelled(self, x: Op) -> str:
         return f"{x.name}_nearly" if x in self.nearly else super()._spelled(x)
@@ -65,9 +94,12 @@ class GridKernelWriter(TileWriter):
             (self._several if nest.threads == 1 else self._several_scans)(sizes)
             return
         if nest.threads == 1:
-            self._line(f"var part: Int = block_index() * {nest.rows} + thread_in_block()")
+            self._line(f"var part: Int = {self._small(f'block_index() * {nest.rows} + thread_in_block()')}")
             with self._block("if part < total:"), self._placed("part", sizes):
-                self._iteration()
+                if nest.interleaved is not None:
+                    self._turned_in_registers(nest.interleaved)
+                else:
+                    self._iteration()
             return
         thread, rows, threads = "thread_in_block()", nest.rows, nest.threads
         row, mine = (f"rem32({thread}, {rows})", f"div32({thread}, {rows})") if nest.columns else (
@@ -83,11 +115,11 @@ class GridKernelWriter(TileWriter):
     def _several(self, sizes: Sequence[str]) -> None:
         """Several outer indices of a thread. It reads the first one again in place of those behind the last."""
         nest, (stage,) = self.nest, self.nest.stages
-        self._line(f"var first: Int = block_index() * {nest.share} + thread_in_block()")
+        self._line(f"var first: Int = {self._small(f'block_index() * {nest.share} + thread_in_block()')}")
         with self._block("if first < total:"):
             taken: list[tuple[str, dict[Var, str], dict[Scalar, Value]]] = []
             for k in range(nest.each):
-                row, _ = self._new("row", f"first + {k * nest.rows}", 1)
+                row, _ = self._new("row", self._small(f"first + {k * nest.rows}") if k else "first", 1)
                 part, _ = self._new("part", row, 1)
                 with self._block(f"if {row} >= total:"):
                     self._line(f"{part} = first")
@@ -124,16 +156,18 @@ class GridKernelWriter(TileWriter):
                 self.registers, self.scanned = {}, self._accumulators(stage, 1)
                 self._scan_elements(stage)
 
-    def _in_vectors(self) -> AbstractContextManager[None]:
-        """In vectors of outer indices, if the nest has such."""
-        return self._along(self.nest.vector) if self.nest.vector is not None else nullcontext()
+    def _small(self, number: str) -> str:
+        """The number of an outer index, in 32 bits if there are so few."""
+        most = (self.nest.parts * (self.nest.lanes if self.nest.flat else 1)).bounds[1]
+        return f"small({number})" if most + self.nest.share * self.nest.lanes < NARROW else number
 
     def _beyond_rows(self) -> None:
         """A thread has neighbours in memory: a vector where they are in one row, or else one after the other."""
         nest, v = self.nest, self.nest.outer[-1]
         sizes = [self._index(Index.of(w.size)) for w in nest.outer]
         self._line(f"var total: Int = {' * '.join(sizes)}")
-        self._line(f"var first: Int = (block_index() * {nest.rows} + thread_in_block()) * {nest.lanes}")
+        number = self._small(f"(block_index() * {nest.rows} + thread_in_block()) * {nest.lanes}")
+        self._line(f"var first: Int = {number}")
         with self._block("if first < total:"):
             self._at_number("first", sizes)
             with self._block(f"if {self.place[v]} + {nest.lanes} <= {sizes[-1]}:"), self._along(v):
@@ -162,12 +196,21 @@ class GridKernelWriter(TileWriter):
             return f"{name}({self._index(atom.dividend)}, {self._index(atom.divisor)})"
         return super()._division(atom)
 
+    def _atom(self, atom: Atom) -> str:
+        if isinstance(atom, Least) and not Index.of(atom).is_fixed:
+            ends = (*atom.left.bounds, *atom.right.bounds)
+            if all(abs(end) < NARROW // 2 for end in ends):
+                return f"imin32({self._index(atom.left)}, {self._index(atom.right)})"
+        return super()._atom(atom)
+
     # -- lanes -----------------------------------------------------------------------------------------------
     def _scalar(self, x: Scalar) -> Value:
         text, lanes = super()._scalar(x)
         return (text, lanes) if self.lane is None or lanes == 1 else (f"lane_at({text}, {self.lane})", 1)
 
     def _load(self, x: Load) -> Value:
+        if self._is_interleaved(x.index[0]):
+            return self._load_interleaved(x)
         return self._by_lane(x) if self.lanes > 1 and self._step(x.index[0]) not in (0, 1) else super()._load(x)
 
     def _guarded(self, x: Guarded) -> Value:
@@ -200,6 +243,19 @@ class GridKernelWriter(TileWriter):
     def _totals(self, stage: StageNest, accumulators: list[Accumulators]) -> dict[str, Value]:
         """None: many threads share a sum, and no accumulator has many additions."""
         return {}
+
+    def _lanes_kept(self, s: Statement, lanes: int) -> int:
+        return 1 if _widens(s) else lanes
+
+    def _accumulate(self, s: Statement, accumulator: Accumulator, value: str) -> None:
+        """Lanes of float32 become one before they are added in float64: a GPU has few units for that."""
+        if accumulator.lanes == 1 < self.lanes and _widens(s) and self.vector in self.reducing:
+            (given,) = s.body.operands
+            text, lanes = self._scalar(given)
+            whole = f"reduce_add({self._widened((text, lanes), self.lanes)})"
+            self._line(f"{accumulator.value} = add({accumulator.value}, cast[f64]({whole}))")
+            return
+        super()._accumulate(s, accumulator, value)
 
     def _chains(self, stage: StageNest, along: Var) -> int:
         steps = cost.count([along]) // self._stride(along, self.nest.lanes)
@@ -305,7 +361,7 @@ class GridKernelWriter(TileWriter):
             for known in within:
                 yield {v: at, **{w: self._new("k", inner, 1)[0] for w, inner in known.items()}}
 
-    def _read_first(self, places: Iterator[dict[Var, str]], loads: Sequence[Load], run: Callable[[], None]) -> None:
+    def _read_first(self, places: Iterator[dict[Var, str]], loads: Sequence[Scalar], run: Callable[[], None]) -> None:
         """Run iterations whose reads are under way together: a thread waits once for all of them."""
         taken: list[tuple[dict[Var, str], dict[Scalar, Value]]] = []
         for place in places:
@@ -317,7 +373,7 @@ class GridKernelWriter(TileWriter):
             with self._at(*at):
                 run()
 
-    def _copies(self, stage: StageNest, loads: Sequence[Load]) -> int:
+    def _copies(self, stage: StageNest, loads: Sequence[Scalar]) -> int:
         """Iterations at a time: with few threads, or narrow loads, a thread reads more before it waits."""
         lanes = self.nest.lanes if self.nest.vector or stage.vector else 1
         each = sum(x.dtype.itemsize * lanes for x in loads)
@@ -414,7 +470,9 @@ class GridKernelWriter(TileWriter):
             return
         assert s.address is not None
         place = f"{self.pointers[s.name]}, {self._index(s.address)}"
-        self._line(f"atomic_{_ATOMIC[s.how.combiner]}({place}, {value})")
+        several = "_vector" if self._step(s.address) == 1 else ""
+        value = self._widened((value, lanes), self.lanes) if several else value
+        self._line(f"atomic_{_ATOMIC[s.how.combiner]}{several}({place}, {value})")
 
     def _write(self, s: Statement, value: str, lanes: int) -> None:
         if self.nest.threads == 1:
@@ -440,6 +498,9 @@ class GridKernelWriter(TileWriter):
     def _store(self, s: Statement, value: str, lanes: int) -> None:
         """Write a result, lane by lane where lanes are no neighbours in memory."""
         assert s.address is not None
+        if self._is_interleaved(s.address):
+            self.results.setdefault(s, []).append(self._widened((value, lanes), self.lanes))
+            return
         v = self.vector
         if v is None or self.lanes == 1 or self._step(s.address) in (0, 1):
             super()._write(s, value, lanes)

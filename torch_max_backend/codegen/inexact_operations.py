@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container, Sequence
+
 import torch
 
 from torch_max_backend.loops.expr import Load, Op, Scalar, walk
@@ -11,25 +13,46 @@ _EXACT = ("floor", "ceil", "trunc", "round_even", "floor_div", "trunc_div", "rem
 _NEARLY = ("div", "exp", "sigmoid", "tanh")
 
 
-def computed_nearly(nest: Nest) -> set[Scalar]:
+def computed_nearly(nest: Nest, rough: Container[str] = frozenset()) -> set[Scalar]:
     """Operations on float32 on the way to results of 16 bits only, where nothing on the way asks for exact numbers.
 
     They have a form that is fast, and right to 17 bits and more. What is kept between stages, such as a row's sum, is
-    on the way to what is computed of it. Comparisons, and what becomes an integer, ask for exact numbers.
+    on the way to what is computed of it, and so are ``rough`` tensors. Comparisons, and what becomes an integer, ask
+    for exact numbers.
     """
+    exact = _exact(nest, rough)
+    every = {x for stage in nest.stages for s in stage.statements for x in walk(*s.expressions)}
+    return {x for x in every - exact if isinstance(x, Op) and x.name in _NEARLY and x.dtype is torch.float32}
+
+
+def rough_tensors(nests: Sequence[Nest], exact: Collection[str]) -> frozenset[str]:
+    """Tensors of which nests, in the order in which they run, compute nothing but results of 16 bits.
+
+    Args:
+        exact: Tensors that somebody else reads.
+    """
+    needed, rough = set(exact), set[str]()
+    for nest in reversed(nests):
+        stored = {s.name for stage in nest.stages for s in stage.statements if s.address is not None}
+        rough |= stored - needed
+        needed |= {x.source for x in _exact(nest, rough) if isinstance(x, Load) and x.index}
+    return frozenset(rough - needed)
+
+
+def _exact(nest: Nest, rough: Container[str]) -> set[Scalar]:
+    """What is computed in a nest and must be exact."""
     statements = [s for stage in nest.stages for s in stage.statements]
     exact: set[Scalar] = set()
     names: set[str] = set()
     """Results that must be exact."""
     for s in reversed(statements):  # readers first
-        kept = s.address is None and s.place is None
+        kept = (s.address is None or s.name in rough) and s.place is None
         coarse = (s.dtype in (torch.float16, torch.bfloat16) or kept) and s.name not in names
         roots = [x for e in s.expressions for x in ([e] if not coarse or e is not s.body else _asking(e))]
         needed = set(walk(*roots))
         exact |= needed
         names |= {x.source for x in needed if isinstance(x, Load) and not x.index}
-    every = {x for s in statements for x in walk(*s.expressions)}
-    return {x for x in every - exact if isinstance(x, Op) and x.name in _NEARLY and x.dtype is torch.float32}
+    return exact
 
 
 def _asking(root: Scalar) -> list[Scalar]:

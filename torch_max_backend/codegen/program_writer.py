@@ -15,6 +15,7 @@ from torch_max_backend.base.index_sites import Site
 from torch_max_backend.codegen import library_workspaces
 from torch_max_backend.codegen.collective_signatures import collectives_of
 from torch_max_backend.codegen.grid_source import GridSource
+from torch_max_backend.codegen.inexact_operations import rough_tensors
 from torch_max_backend.codegen.kernel_writer import KernelWriter
 from torch_max_backend.codegen.memory_ledger import Ledger
 from torch_max_backend.codegen.memory_traffic import bytes_of
@@ -109,6 +110,8 @@ class _Writer:
         self.source = Source(KernelWriter)
         self.outputs = {name: k for k, (name, _) in enumerate(plan.program.outputs)}
         self.as_tensors = self._needed_as_tensors()
+        nests = [s for s in steps if not isinstance(s, Call)]
+        self.rough = rough_tensors(nests, {*self.as_tensors, *self.in_place})
         self.last = self._last_uses()
         self.reused = self._reused()
         self.offsets: dict[str, Index] = {}
@@ -313,7 +316,7 @@ class _Writer:
         used = list(dict.fromkeys(n for nest in nests for n in _names(nest)))
         if ERRORS in used:
             self.dtypes[ERRORS] = torch.int64
-        slots = {n: Slot(i, self.dtypes[n]) for i, n in enumerate(used)}
+        slots = {n: Slot(i, self.dtypes[n], n in self.rough) for i, n in enumerate(used)}
         self.launches += len(nests)
         self._launch(nests, slots, memory)
         for name in used:

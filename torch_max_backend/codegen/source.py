@@ -24,10 +24,14 @@ ERRORS = "errors"
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor's place in the table, and the dtype of its elements."""
+    """A tensor's place in the table, and the dtype of its elements.
+
+    A tensor is rough if all that is computed of it ends in 16 bits.
+    """
 
     number: int
     dtype: torch.dtype
+    is_rough: bool = False
 
 
 Extent = tuple[Any, Index, Index]

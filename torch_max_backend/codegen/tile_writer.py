@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.thread_exchange import ThreadExchange
-from torch_max_backend.loops.expr import SHORT, Guarded, Load, Scalar, inside, variables, walk
+from torch_max_backend.loops.expr import SHORT, Checked, Guarded, Load, Scalar, inside, variables, walk
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.schedule.grid_limits import AHEAD
 from torch_max_backend.schedule.grid_nest import GridNest
@@ -110,6 +110,10 @@ class TileWriter(ThreadExchange):
         """In vectors along one of the two loops, if there are such."""
         return self._along(v) if tile.lanes[v == tile.across] > 1 else nullcontext()
 
+    def _in_vectors(self) -> AbstractContextManager[None]:
+        """In vectors of outer indices, if the nest has such."""
+        return self._along(self.nest.vector) if self.nest.vector is not None else nullcontext()
+
     @contextmanager
     def _if(self, conditions: Collection[str]) -> Iterator[None]:
         with ExitStack() as stack:
@@ -143,14 +147,17 @@ class TileWriter(ThreadExchange):
         for v in place:
             del self.place[v]
 
-    def _reads(self, stage: StageNest, loops: Collection[Var] = ()) -> list[Load]:
-        """What all iterations of a stage's loops, or of others, read, unless it may have been written by one before."""
+    def _reads(self, stage: StageNest, loops: Collection[Var] = ()) -> list[Scalar]:
+        """What all iterations of a stage's loops, or of others, read, unless it may have been written by one before.
+
+        What is read if a condition holds is there with its condition.
+        """
         loops = {*(loops or stage.inner)}
         own = {s.name for s in stage.statements}
-        found: dict[Load, None] = {}
+        found: dict[Scalar, None] = {}
         for s in stage.statements:
             for x in _unconditional(*s.expressions):
-                if isinstance(x, Load) and x.index and variables(x) & loops:
+                if (_is_read(x) or (isinstance(x, Guarded) and _only_reads(x))) and variables(x) & loops:
                     found[x] = None
         return [x for x in found if not any(isinstance(y, Load) and y.source in own for y in walk(x))]
 
@@ -159,6 +166,16 @@ class TileWriter(ThreadExchange):
         if self.nest.parts.bounds[1] < NARROW:
             return f"{'div32' if sign == '//' else 'rem32'}({dividend}, {divisor})"
         return f"{dividend} {sign} {divisor}"
+
+
+def _is_read(x: Scalar) -> bool:
+    return isinstance(x, Load) and bool(x.index)
+
+
+def _only_reads(x: Guarded) -> bool:
+    """Whether what is behind a condition is read and little else: computed early, it must not make a thread wait."""
+    sides = [y for side in (x.value, x.other) for y in walk(side)]
+    return any(map(_is_read, sides)) and len(sides) <= 4 * AHEAD and not any(isinstance(y, Checked) for y in sides)
 
 
 def _unconditional(*roots: Scalar) -> Iterator[Scalar]:

@@ -94,10 +94,22 @@ def build_ptx(
         ]
         command += ["--target-triple", "nvptx64-nvidia-cuda", "--target-cpu", arch]
         command += [] if contract else ["--fp-mode", "contract=off"]
-        environment = compiler_environment(INTERFACE / "cuda", INTERFACE / "raw")
+        additions = INTERFACE / ("cuda_sm_90" if _number(arch) >= 90 else "cuda_before_sm_90")
+        environment = compiler_environment(INTERFACE / "cuda", additions, INTERFACE / "raw")
         run_compiler([*command, text, "-o", product], product, environment)
         ptx = product.read_text()
-    return _with_block_sizes(_with_math(_with_absolute_values(ptx), arch), threads or {})
+    return _with_version(_with_block_sizes(_with_math(_with_absolute_values(ptx), arch), threads or {}))
+
+
+def _number(arch: str) -> int:
+    return int(re.sub(r"\D", "", arch))
+
+
+def _with_version(ptx: str) -> str:
+    """The text with the version that additions of vectors need."""
+    if not re.search(r"(?m)^\tred\..*\.v[24]\.", ptx):
+        return ptx
+    return re.sub(r"(?m)^\.version ([0-7]\..*|8\.0)$", ".version 8.1", ptx)
 
 
 def _with_absolute_values(ptx: str) -> str:
@@ -158,8 +170,7 @@ def math_functions(functions: frozenset[tuple[str, tuple[str, ...]]], arch: str)
         parameters = ", ".join(f"{kind} x{k}" for k, kind in enumerate(types))
         call = f"{name}({', '.join(f'x{k}' for k in range(len(types)))})"
         lines.append(f'extern "C" __device__ {result} cuda_{name}({parameters}) {{ return {call}; }}\n')
-    number = re.sub(r"\D", "", arch)
-    ptx = compile_cuda("".join(lines), f"--gpu-architecture=compute_{number}", "--relocatable-device-code=true")
+    ptx = compile_cuda("".join(lines), f"--gpu-architecture=compute_{_number(arch)}", "--relocatable-device-code=true")
     head, _, definitions = ptx.partition(".address_size 64\n")
     version = re.search(r"(?m)^\.version .*$", head)
     assert version, head

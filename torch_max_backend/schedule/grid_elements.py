@@ -9,6 +9,7 @@ from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
+from torch_max_backend.schedule.grid_interleaved import Interleaved, interleaved
 from torch_max_backend.schedule.grid_memory import accesses, is_in_step, is_vectorizable, is_whole, lanes_along
 from torch_max_backend.schedule.grid_nest import GridNest, place_of
 from torch_max_backend.schedule.grid_tiles import tile_of
@@ -19,6 +20,9 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
     """A thread has an outer index, or a vector of them along the fastest loop."""
     plain = len(n.stages) == 1 and not n.stages[0].inner and n.stages[0].statements[0].how is None
     if plain and fast is not None:
+        pair = interleaved(n, outer)
+        if pair is not None:
+            return _turned_in_registers(n, pair)
         tile = tile_of(n, fast, outer)
         if tile is not None and tile.is_large:
             return GridNest(n.outer, n.stages, rows=1, tile=tile)
@@ -40,6 +44,14 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
         written = sum(s.dtype.itemsize for s in n.stages[0].statements if s.address is not None) * lanes
         each = times(outer // lanes, min(gpu.TIMES, max(1, gpu.BYTES // max(1, written))))
     return GridNest(n.outer, n.stages, fast if lanes > 1 else None, rows=rows, lanes=lanes, each=each)
+
+
+def _turned_in_registers(n: Nest, pair: Interleaved) -> GridNest:
+    (stage,) = n.stages
+    outer = (*(v for v in n.outer if v not in (pair.short, pair.long)), pair.long)
+    inside = dataclasses.replace(stage, free=(pair.short,))
+    vector = pair.long if pair.lanes > 1 else None
+    return GridNest(outer, (inside,), vector, rows=gpu.BLOCK, lanes=pair.lanes, interleaved=pair)
 
 
 def times(threads: int, most: int) -> int:

@@ -28,6 +28,8 @@ LONG = 256
 TILE, TILE_BYTES, LONGEST_SIDE, NARROWEST = 32, 8 << 10, 512, 3
 """Of a transpose: indices of its two loops that a block has, twice as many of 16 bits; what passes through a block's
 shared memory; the most indices of a loop if the other one is short, and the shortest loop."""
+INTERLEAVED = 8
+"""Elements of a short loop, at most, whose tensors are read or written in vectors of several of its iterations."""
 BANK = 4
 """Bytes of a bank of shared memory: threads that read from one bank at once wait for each other."""
 STORES = 2

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from torch_max_backend.loops.expr import Guarded, Load, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
-from torch_max_backend.schedule.nest import StageNest, distance
+from torch_max_backend.schedule.nest import StageNest, Statement, distance
 
 
 def accesses(stage: StageNest) -> Iterator[tuple[Index, int]]:
@@ -74,13 +76,20 @@ def is_whole(v: Var | None, lanes: int) -> bool:
 
 
 def is_vectorizable(v: Var, stages: tuple[StageNest, ...]) -> bool:
-    """Whether no loop's length depends on ``v``, and nothing is scattered."""
+    """Whether no loop's length depends on ``v``, and what is scattered can be so in vectors."""
     for s in stages:
         if any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
             return False
-        if any(isinstance(x.how, Scatter) for x in s.statements):
+        if not all(_is_scattered_in_vectors(x, v) for x in s.statements if isinstance(x.how, Scatter)):
             return False
     return True
+
+
+def _is_scattered_in_vectors(s: Statement, v: Var) -> bool:
+    """Whether neighbours along ``v`` have places side by side, and a GPU stores or adds several of them at once."""
+    assert isinstance(s.how, Scatter) and s.address is not None
+    adds = s.how.combiner == "sum" and s.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    return (adds or s.how.combiner == "set") and distance(s.address, v) == 1
 
 
 def lanes_along(v: Var, stages: tuple[StageNest, ...]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch_max_backend.loops.index import Index, Var, product
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
+from torch_max_backend.schedule.grid_interleaved import Interleaved
 from torch_max_backend.schedule.grid_tiles import Tile
 from torch_max_backend.schedule.nest import Nest, StageNest
 
@@ -34,6 +35,8 @@ class GridNest(Nest):
     elements are computed one by one."""
     tile: Tile | None = None
     """What a block has of two loops of a transpose, and passes through shared memory."""
+    interleaved: Interleaved | None = None
+    """What a thread has of two loops of a transpose, and turns in its registers. The short one is inside of stages."""
 
     @property
     def block(self) -> int:
@@ -79,6 +82,7 @@ class GridNest(Nest):
         how += f", {self.held} vectors in registers" if self.held else ""
         how += f", {self.each} times" if self.each > 1 else ""
         how += ", beyond rows" if self.flat else ""
+        how += f", {self.interleaved}" if self.interleaved is not None else ""
         how = str(self.tile) if self.tile is not None else how
         return f"{super().__str__()}\n  blocks: {how}, {self.lanes} lanes"
 

@@ -123,19 +123,16 @@ def log10[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def log1p[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    """The logarithm of the rounded `1 + x`, and of what the rounding lost."""
-    var one = const[f32, w](1)
-    var zero = const[f32, w](0)
-    var u = add(one, x)
+    """With `1 + x = (1 + f) * 2^e`, f is `x * 2^-e + (2^-e - 1)`: both parts are exact where they are large."""
+    var u = add(const[f32, w](1), x)
     var bits = exponent_of(u)
-    var exponent = shr_plain(bits, const[i32, w](23))
-    var e = cast_plain[f32](exponent)
-    var lost = select(gt(x, one), sub(one, sub(u, x)), sub(x, sub(u, one)))
-    var down = power_of_two(sub(const[u32, w](127), bitcast[u32](exponent)))
-    var f = fraction_of(bits)
-    f = select(eq(e, zero), x, select(gt(x, const[f32, w](16777216)), f, fma(lost, down, f)))
+    var shift = bit_and(bits, const[i32, w](-8388608))
+    var down = bitcast[f32](sub(const[i32, w](0x40800000), shift))  # 4 * 2^-e, which is no denormal
+    var part = bitcast[f32](sub(bitcast[i32](x), shift))
+    var f = add(part, fma(down, const[f32, w](0.25), const[f32, w](-1)))
+    var e = cast_plain[f32](shr_plain(bits, const[i32, w](23)))
     var y = log_of_near_one(f, mul(e, const[f32, w](-1.90465421e-09)))
-    return select(eq(x, zero), x, log_limits(u, fma(e, const[f32, w](0.693147182), y)))
+    return select(eq(x, const[f32, w](0)), x, log_limits(u, fma(e, const[f32, w](0.693147182), y)))
 
 
 @always_inline("nodebug")

@@ -2,7 +2,8 @@
 
 What a GPU does as a CPU does is raw/vectors, whose modules are imported here. What differs has a module here with the
 same names, and the rest is what only a GPU has: where a thread is, barriers, shuffles, shared memory, reductions of
-warps and blocks.
+warps and blocks. What is added to memory by many threads differs between architectures: ``additions`` is a package of
+which there are two.
 """
 from raw.vectors.types import *
 from raw.vectors.arithmetic import *
@@ -16,6 +17,7 @@ from .gathers import *
 from .threads import *
 from .shuffles import *
 from .shared import *
+from additions import *
 from .atomics import *
 from .errors import *
 from .blocks import *

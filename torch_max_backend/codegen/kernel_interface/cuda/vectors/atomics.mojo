@@ -8,16 +8,6 @@ from .blocks import larger, smaller
 
 
 @always_inline("nodebug")
-def atomic_add[d: DType](p: Ptr[d], i: Int, x: Vec[d, 1]):
-    _ = __mlir_op.`pop.atomic.rmw`[
-        bin_op=__mlir_attr.`#pop.bin_op<add>`,
-        ordering=__mlir_attr.`#pop.atomic_ordering<monotonic>`,
-        syncscope=__mlir_attr.`"device" : !kgen.string`,
-        _type=Vec[d, 1].T,
-    ](__mlir_op.`pop.offset`(p.p, i.v), x.v)
-
-
-@always_inline("nodebug")
 def exchange_if[d: DType](p: Ptr[d], i: Int, seen: Vec[d, 1], x: Vec[d, 1]) -> Vec[d, 1]:
     """Store `x`, of an integer type, if `seen` is there; what was there."""
     return __mlir_op.`kgen.struct.extract`[index=__mlir_attr.`0:index`](

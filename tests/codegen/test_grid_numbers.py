@@ -1,0 +1,85 @@
+"""How kernels for a GPU compute with indices and sums, and how they scatter: texts, and what the emulator gives."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from tests.codegen.test_emulated_kernels import for_gpu
+from tests.codegen.test_grid_programs import nests, texts
+from tests.support.grid_programs import check_emulated
+from torch_max_backend.loops.expr import cast, op
+from torch_max_backend.loops.program import Scatter
+from torch_max_backend.loops.rules import reduce, scatter, views
+from torch_max_backend.loops.tensor import Tensor, pointwise
+from torch_max_backend.schedule import grid_limits
+from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.machine import GPU
+from torch_max_backend.schedule.plan import schedule
+
+pytestmark = [pytest.mark.any_runner("programs without a graph"), pytest.mark.sampled]
+
+
+@pytest.mark.parametrize(("dtype", "columns", "lanes", "stored"), [
+    (torch.float32, 64, 4, 4), (torch.bfloat16, 64, 4, 8), (torch.float16, 12, 4, 4), (torch.float32, 33, 1, 1),
+    (torch.float64, 64, 1, 2), (torch.int64, 64, 1, 2),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("how", ["sum", "set"])
+def test_rows_are_scattered_in_vectors(
+    dtype: torch.dtype, columns: int, lanes: int, stored: int, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of 16 bits are in float32 until all is added."""
+    monkeypatch.setattr(grid_limits, "BUSY", 8)
+    rows = torch.randint(0, 9, (40,)) if how == "sum" else torch.randperm(50)[:40]
+    given = [torch.randint(0, 9, (n, columns)).to(dtype) for n in (50, 40)]
+    put = scatter.index_add if how == "sum" else scatter.index_copy
+    made = for_gpu(lambda x, i, y: (put(x, 0, i, y),), given[0], rows, given[1])
+    found = [n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest) and _scatters(n)]
+    wanted = lanes if how == "sum" else stored
+    assert [n.lanes for n in found] == [wanted]
+    assert ("atomic_add_vector(" in made.written().source) == (how == "sum" and lanes > 1)
+    check_emulated(made)
+
+
+def _scatters(n: GridNest) -> bool:
+    return any(isinstance(s.how, Scatter) for stage in n.stages for s in stage.statements)
+
+
+def test_places_of_columns_are_scattered_one_by_one() -> None:
+    given = [torch.randint(0, 9, shape).float() for shape in ((50, 64), (50, 16))]
+    made = for_gpu(lambda x, i, y: (scatter.index_add(x, 1, i, y),), given[0], torch.randint(0, 64, (16,)), given[1])
+    assert "atomic_add(" in made.written().source
+    check_emulated(made)
+
+
+def test_sums_in_float64_take_lanes_of_float32_together() -> None:
+    def mean(x: Tensor) -> Tensor:
+        return reduce.over("sum", pointwise(lambda a: cast(a, torch.float64), x), [0])
+
+    text = texts(mean, 1 << 20)
+    assert re.search(r"= add\(a\d+, cast\[f64\]\(reduce_add\(\w+\)\)\)", text)
+    check_emulated(for_gpu(lambda x: (mean(x),), torch.randint(-9, 9, (70_000,)).float()))
+
+
+def test_what_ends_in_16_bits_in_a_later_kernel_is_computed_nearly() -> None:
+    def mean(x: Tensor, dtype: torch.dtype) -> Tensor:
+        total = reduce.over("sum", pointwise(lambda a: op("exp", a), x), [0])
+        return Tensor(total.shape, dtype, lambda i: cast(total.at(i), dtype))
+
+    x = torch.randn(1 << 20)
+    assert len(nests(lambda x: mean(x, torch.bfloat16), 1 << 20)) == 2
+    assert "exp_nearly(" in for_gpu(lambda x: (mean(x, torch.bfloat16),), x).written().source
+    assert "_nearly(" not in for_gpu(lambda x: (mean(x, torch.float32),), x).written().source
+
+
+def test_reads_under_conditions_are_under_way_together() -> None:
+    def sums(x: Tensor) -> tuple[Tensor, ...]:
+        return (reduce.over("sum", views.roll(x, [1], [2]), [1]),)
+
+    made = for_gpu(sums, torch.randint(0, 9, (6, 5000, 40)).float())
+    text = made.written().source
+    loads, adds = ([m.start() for m in re.finditer(p, text)] for p in (r"= load\[1\]\(p0", r"= add\(a"))
+    assert sum(at < adds[0] for at in loads) >= 4
+    check_emulated(made)
