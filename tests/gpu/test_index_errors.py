@@ -151,7 +151,8 @@ def test_without_checks_nothing_is_raised_and_nothing_breaks(name: str, dtype: t
 @torch.no_grad()
 def test_the_next_call_raises_without_waiting() -> None:
     run, given = compiled("embedding", torch.int64), inputs("embedding", torch.int64, 5)
-    torch.cuda._sleep(10**8)  # so that the call is over before the GPU finds anything
+    run(*inputs("embedding", torch.int64))  # which traces it
+    torch.cuda._sleep(10**9)  # so that the next call is over before the GPU finds anything
     run(*given)
     torch.cuda.synchronize()  # torch's own knows nothing of it
     with pytest.raises(OutOfRangeError, match="index 5 "):
