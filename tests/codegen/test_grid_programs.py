@@ -209,3 +209,9 @@ def test_a_short_row_has_few_threads_for_a_place() -> None:
 
 def test_a_whole_variance_is_two_kernels() -> None:
     assert len(nests(lambda x: reduce.var(x, [0], correction=1), 524_281)) == 2
+
+
+def test_rows_run_on_past_a_loop_of_one() -> None:
+    """Reduced loops are one before they are cut, with a loop that has one iteration among them."""
+    first, *_ = nests(lambda x: reduce.over("sum", x, [1, 2, 3]), 160, 1, 453, 453)
+    assert len(first.stages[0].reduced) == 1

@@ -255,7 +255,8 @@ def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], mach
     if machine.has_grid and not how.combiner.startswith("arg"):
         merged = _merged(d, how, layouts)
         found = _cut(*merged, layouts, machine)
-        if merged[0] is d or (len(found) > 1 and is_along_memory(found[0], found[0].reduced[-1], layouts)):
+        last = next((v for v in reversed(found[0].reduced) if v.size != 1), None)
+        if merged[0] is d or (len(found) > 1 and last is not None and is_along_memory(found[0], last, layouts)):
             return found if len(found) > 1 else [d]
     return _cut(d, how, layouts, machine)
 
