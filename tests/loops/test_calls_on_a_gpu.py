@@ -130,6 +130,27 @@ def test_attention_lies_as_its_queries(program_of: Callable[..., Program]) -> No
     assert strides(call) == (32 * 256, 64, 256, 1)
 
 
+def test_attention_that_is_written_out_is_a_call_between_products(program_of: Callable[..., Program]) -> None:
+    """As a layer has it: queries are read where their product has left them, and the result lies as the next wants."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
+        q, k, v = ((z @ u).view(2, -1, 2, 32).transpose(1, 2) for z, u in zip((x, y, y), w, strict=False))
+        p = F.dropout(torch.softmax(q @ k.transpose(-1, -2) / 32**0.5, -1), 0.1, training=False)
+        return (p @ v).transpose(1, 2).reshape(2, 196, 64) @ w[3]
+
+    program = program_of(function, half(2, 196, 64), half(2, 49, 64), *[half(64, 64)] * 4)
+    assert [str(c.target) for c in calls(program)] == [
+        *["aten.mm.default"] * 3,
+        "aten.scaled_dot_product_attention.default",
+        "aten.mm.default",
+    ]
+    assert not list(program.definitions())
+    assert [[int(s.constant) for s in x.strides] for x in calls(program)[3].args[:3]] == [
+        [196 * 64, 32, 64, 1],
+        *[[49 * 64, 32, 64, 1]] * 2,
+    ]
+
+
 def test_a_factor_of_uneven_rows_is_copied_once(program_of: Callable[..., Program]) -> None:
     """As the gradient of a language model's logits, of which two products are made."""
 
