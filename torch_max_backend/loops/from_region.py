@@ -71,7 +71,6 @@ def device_of(region: Region) -> torch.device:
 class FromRegion:
     """The walk over a region's nodes, on a CPU."""
 
-    kind: type[Convolution] = Convolution
     channels_last: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     """Dtypes of convolutions for which channels may be put last."""
     row_bytes = 1
@@ -465,7 +464,7 @@ class FromRegion:
         if x.rank != 4 or x.dtype not in self.channels_last or not all(s.is_constant for of in sizes for s in of):
             return None
         image, kernel, result = ([int(s.constant) for s in of] for of in sizes)
-        convolution = self.kind(image, kernel, result, args[6], groups)
+        convolution = self._kind(image, kernel, result, args[6], groups, x.dtype)
         if self._leaves() and not self.adds_bias and not convolution.is_worth_copies:
             return None
         is_ordered = convolution.orders_weight and self._last(weight, self._in_place(weight)) is not None
@@ -479,6 +478,10 @@ class FromRegion:
             return None
         placed = self._ordered(weight) if convolution.orders_weight else self._image(weight)
         return ordered, placed, dense_strides(shape, CHANNELS_LAST)
+
+    def _kind(self, *sizes: Any) -> Convolution:
+        """What decides about the layout of a convolution; ``sizes`` are its fields and the dtype."""
+        return Convolution(*sizes[:-1])
 
     def _leaves(self) -> bool:
         """Whether the result of the node at work leaves the region."""
