@@ -78,6 +78,17 @@ def of_windows(
     return scores.softmax(-1) @ v
 
 
+def by_temperature(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, factor: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    return (q @ k.mT * (factor * 0.1).exp() + bias).softmax(-1) @ v
+
+
+def of_matrices_by_temperature(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    scores = q.flatten(0, 1) @ k.flatten(0, 1).mT
+    return ((scores.view(2, 3, 9, 5) * factor).softmax(-1).flatten(0, 1) @ v.view(6, 5, 1, 8)[:, :, 0]).view(2, 3, 9, 8)
+
+
 BIASED: Shapes = (*HEADS, (3, 9, 5))
 ATTENTION: list[tuple[Function, Shapes]] = [
     (plain, HEADS),
@@ -92,6 +103,9 @@ ATTENTION: list[tuple[Function, Shapes]] = [
     (biased, BIASED),
     (biased, (*HEADS, (2, 1, 1, 5))),
     (biased, (*HEADS, (9, 5))),
+    (by_temperature, (*HEADS, (3, 1, 1), (3, 9, 5))),
+    (of_matrices_by_temperature, (*HEADS, (3, 1, 1))),
+    (plain, ((2, 3, 64, 12), (2, 3, 64, 12), (2, 3, 64, 6))),
     (of_windows, (*[(4, 3, 9, 16)] * 3, (3, 9, 9), (2, 9, 9))),
 ]
 
@@ -172,6 +186,16 @@ def scaled_with_its_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias
     return ((q @ k.mT + bias) * 0.5).softmax(-1) @ v
 
 
+def biased_before_its_temperature(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    return ((q @ k.mT + bias) * bias[:, :1, :1]).softmax(-1) @ v
+
+
+def by_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return (q @ k.mT * bias).softmax(-1) @ v
+
+
 def with_another_function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.softmax((q @ k.mT).tanh(), -1) @ v
 
@@ -197,6 +221,8 @@ def reshaped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         (over_queries, HEADS),
         (turned, HEADS),
         (scaled_with_its_bias, BIASED),
+        (biased_before_its_temperature, BIASED),
+        (by_row, BIASED),
         (with_another_function, HEADS),
         (with_a_bias_of_float32, BIASED),
         (as_second_factor, HEADS),

@@ -28,7 +28,9 @@ aten = torch.ops.aten
 HALF = (torch.bfloat16, torch.float16)
 """Dtypes of which a fused kernel computes what products of them do; those of float32 may use TF32."""
 VECTOR, LARGEST_HEAD = 8, 256
-"""Sizes of heads are multiples of the first, up to the second. The kernels copy heads of other sizes, or have none."""
+"""Sizes of heads are multiples of the first, with zeros if need be, up to the second."""
+WORTH_ZEROS = 2
+"""Scores for each number of queries and keys from which zeros behind these pay. A guess: it is measured nowhere."""
 
 _OP = aten.scaled_dot_product_attention.default
 _ATTENTION_STEPS = (aten.bmm.default, aten._softmax.default)
@@ -40,14 +42,16 @@ _IN_PLACE = RESHAPES | PERMUTES | EXPANDS | ALIASES | {aten.clone.default}
 class Attention:
     """Attention as found: ``result [N, L, V]`` of ``query [N, L, E]``, ``key [N, E, S]`` and ``value [N, S, V]``.
 
-    ``biases`` are added to scores that are seen in a shape ``[*lead, L, S]``: ``(bias, lead)``.
+    ``factors`` ``[..., 1, 1]`` multiply scores, and ``biases`` are added to them then, as they are seen in a shape
+    ``[*lead, L, S]``: ``(bias, lead)``.
     """
 
-    query: fx.Node
-    key: fx.Node
-    value: fx.Node
     result: fx.Node
-    scale: float
+    value: fx.Node
+    query: fx.Node = field(init=False)
+    key: fx.Node = field(init=False)
+    scale: float = 1.0
+    factors: list[tuple[fx.Node, Sequence[int]]] = field(default_factory=list)
     biases: list[tuple[fx.Node, Sequence[int]]] = field(default_factory=list)
 
 
@@ -84,36 +88,43 @@ def _find(softmax: fx.Node) -> Attention | None:
         factor, product = product, _only_reader(product)
     if product is None or product.args[0] is not factor or product.args[1] is factor:
         return None
-    scale, biases = 1.0, list[tuple[fx.Node, Sequence[int]]]()
+    found = Attention(product, product.args[1])
     node: Any = softmax.args[0]
     while node.target is not aten.bmm.default:
         if len(node.users) != 1 or node.op != "call_function" or symbols_of(value_of(node)):
             return None
-        number, parts = _factor(node), _scores_and_bias(node, rows)
-        if parts is not None and scale == 1.0:
-            biases.append((parts[1], tensor_of(node).shape[:-2]))
+        number, lead = _factor(node), tensor_of(node).shape[:-2]
+        if (parts := _parts(node, aten.add.Tensor, rows)) is not None and found.scale == 1.0 and not found.factors:
+            found.biases.append((parts[1], lead))
+            node = parts[0]
+        elif (parts := _parts(node, aten.mul.Tensor, rows)) is not None and tensor_of(parts[1]).shape[-2:] == (1, 1):
+            found.factors.append((parts[1], lead))
             node = parts[0]
         elif number is not None or _keeps_places(node) or _is_cast(node):
-            scale *= 1.0 if number is None else number
+            found.scale *= 1.0 if number is None else number
             node = node.args[0]
         else:
             return None
     if any(tensor_of(n).shape[-2:] != rows for n in (factor, node)) or len(node.users) != 1:
         return None
-    (query, key), (_, value) = node.args, product.args
-    attention = Attention(query, key, value, product, scale, biases)
-    return attention if _suits(attention) else None
+    found.query, found.key = node.args
+    return found if _suits(found) else None
 
 
 def _suits(attention: Attention) -> bool:
     """Whether a fused kernel takes these operands, and computes what the steps do."""
-    operands = [tensor_of(n) for n in (attention.query, attention.key, attention.value)]
-    sizes = (operands[0].shape[-1], operands[2].shape[-1])
+    query, key, value = (tensor_of(n) for n in (attention.query, attention.key, attention.value))
+    others = [tensor_of(n) for n, _ in (*attention.factors, *attention.biases)]
+    if any(symbols_of(x) or 0 in x.shape for x in (query, key, value)):
+        return False
+    (*_, length, size), keys = query.shape, key.shape[-1]
+    sizes = size, value.shape[-1]
+    is_even = all(n % VECTOR == 0 for n in sizes) or length * keys >= WORTH_ZEROS * (length + keys) * max(sizes)
     return (
-        not any(symbols_of(x) or 0 in x.shape for x in operands)
-        and {x.dtype for x in operands} == {tensor_of(bias).dtype for bias, _ in attention.biases} | {operands[0].dtype}
-        and operands[0].dtype in HALF
-        and all(size % VECTOR == 0 and size <= LARGEST_HEAD for size in sizes)
+        query.dtype in HALF
+        and {x.dtype for x in (key, value, *others)} == {query.dtype}
+        and is_even
+        and max(sizes) <= LARGEST_HEAD
         and attention.scale > 0
         and math.isfinite(attention.scale)
     )
@@ -172,17 +183,17 @@ def _factor(node: fx.Node) -> float | None:
     return 1 / node.args[1] if node.target in (aten.div.Tensor, aten.div.Scalar) else float(node.args[1])
 
 
-def _scores_and_bias(node: fx.Node, rows: Sequence[int]) -> tuple[fx.Node, fx.Node] | None:
-    """What a node is the sum of, if it is one of scores, seen as rows of keys, and a bias."""
-    if node.target is not aten.add.Tensor or node.kwargs or tensor_of(node).shape[-2:] != rows:
+def _parts(node: fx.Node, op: Any, rows: Sequence[int]) -> tuple[fx.Node, fx.Node] | None:
+    """What a node is the sum or product of, if that is scores, seen as rows of keys, and another tensor."""
+    if node.target is not op or node.kwargs or tensor_of(node).shape[-2:] != rows:
         return None
-    scores, bias = node.args
-    if not isinstance(scores, fx.Node) or not isinstance(bias, fx.Node) or scores is bias:
+    scores, other = node.args
+    if not isinstance(scores, fx.Node) or not isinstance(other, fx.Node) or scores is other:
         return None
     if not _comes_from_a_product(scores):
-        scores, bias = bias, scores
-    is_sum = tensor_of(scores).shape == tensor_of(node).shape and tensor_of(bias).ndim >= 2
-    return (scores, bias) if is_sum else None
+        scores, other = other, scores
+    is_alike = tensor_of(scores).shape == tensor_of(node).shape and tensor_of(other).ndim >= 2
+    return (scores, other) if is_alike else None
 
 
 def _comes_from_a_product(node: Any) -> bool:
@@ -211,17 +222,25 @@ def _replace(gm: fx.GraphModule, attention: Attention) -> None:
             query, key, value = (call_node(gm, aten.unsqueeze.default, (n, 1), n) for n in factors)
         if turned is None:
             key = call_node(gm, aten.transpose.int, (key, -2, -1), key)
-        bias = _bias_of_heads(gm, attention, lead)
+        for factor, own in attention.factors:
+            query = call_node(gm, aten.mul.Tensor, (query, _of_heads(gm, factor, (*own, 1, 1), lead)), query)
+        bias: fx.Node | None = None
+        rows = tensor_of(query).shape[-2], tensor_of(key).shape[-2]
+        for node, own in attention.biases:
+            part = _of_heads(gm, node, (*own, *rows), lead)
+            bias = part if bias is None else call_node(gm, aten.add.Tensor, (bias, part), part)
+        query, key, value = (_with_zeros(gm, n) for n in (query, key, value))
         called = gm.graph.call_function(_OP, (query, key, value, bias, 0.0, False), {"scale": scale})
         batch, heads = lead
-        _, length, size = tensor_of(result).shape
         like = tensor_of(result)
         with like.fake_mode:
-            called.meta["val"] = like.new_empty((batch, length, heads, size)).transpose(1, 2)
-        called.meta["stack_trace"] = result.meta.get("stack_trace")
+            wide = like.new_empty((batch, like.shape[1], heads, tensor_of(value).shape[-1])).transpose(1, 2)
+        called.meta.update(val=wide, stack_trace=result.meta.get("stack_trace"))
+        if wide.shape[-1] != like.shape[-1]:
+            called = call_node(gm, aten.slice.Tensor, (called, 3, 0, like.shape[-1]), result)
         dense = call_node(gm, aten.clone.default, (called,), result, memory_format=torch.contiguous_format)
-        rows = call_node(gm, aten.view.default, (dense, list(like.shape)), result)
-    result.replace_all_uses_with(rows)
+        matrices = call_node(gm, aten.view.default, (dense, list(like.shape)), result)
+    result.replace_all_uses_with(matrices)
 
 
 def _with_heads(node: fx.Node, is_scaled: bool) -> tuple[fx.Node, float]:
@@ -241,18 +260,19 @@ def _with_heads(node: fx.Node, is_scaled: bool) -> tuple[fx.Node, float]:
     return found
 
 
-def _bias_of_heads(gm: fx.GraphModule, attention: Attention, lead: Sequence[int]) -> fx.Node | None:
-    """The sum of all biases, as ``[B, H, L, S]`` or what broadcasts to it."""
-    total: fx.Node | None = None
-    for bias, own in attention.biases:
-        shape = tensor_of(bias).shape
-        rows = (tensor_of(attention.query).shape[-2], tensor_of(attention.key).shape[-1])
-        if tuple(own) == tuple(lead):
-            for _ in range(4 - len(shape)):
-                bias = call_node(gm, aten.unsqueeze.default, (bias, 0), bias)
-        else:
-            wide = call_node(gm, aten.expand.default, (bias, [*own, *rows]), bias)
-            dense = call_node(gm, aten.clone.default, (wide,), bias, memory_format=torch.contiguous_format)
-            bias = call_node(gm, aten.view.default, (dense, [*lead, *rows]), bias)
-        total = bias if total is None else call_node(gm, aten.add.Tensor, (total, bias), bias)
-    return total
+def _of_heads(gm: fx.GraphModule, node: fx.Node, shape: Sequence[int], lead: Sequence[int]) -> fx.Node:
+    """What broadcasts to ``shape`` as what broadcasts to ``[B, H, *shape[-2:]]``."""
+    *own, rows, columns = shape
+    if tuple(own) == tuple(lead):
+        for _ in range(4 - tensor_of(node).ndim):
+            node = call_node(gm, aten.unsqueeze.default, (node, 0), node)
+        return node
+    wide = call_node(gm, aten.expand.default, (node, list(shape)), node)
+    dense = call_node(gm, aten.clone.default, (wide,), node, memory_format=torch.contiguous_format)
+    return call_node(gm, aten.view.default, (dense, [*lead, rows, columns]), node)
+
+
+def _with_zeros(gm: fx.GraphModule, node: fx.Node) -> fx.Node:
+    """Heads whose size is a multiple of ``VECTOR``."""
+    missing = -tensor_of(node).shape[-1] % VECTOR
+    return call_node(gm, aten.constant_pad_nd.default, (node, [0, missing], 0.0), node) if missing else node
