@@ -221,6 +221,17 @@ def test_a_mask_is_made_one_of_floats_once(program_of: Callable[..., Program]) -
     assert masks[0] == masks[1] and masks[0].strides[-1] == 1
 
 
+def test_a_mask_that_is_computed_has_rows_that_torch_does_not_copy(program_of: Callable[..., Program]) -> None:
+    """As a table of windows' places is looked up. Without it, torch adds columns to make 49 a multiple of 16."""
+
+    def function(q: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=table.sigmoid().permute(2, 0, 1).unsqueeze(0))
+
+    (call,) = calls(program_of(function, half(2, 4, 49, 64), half(49, 49, 4)))
+    assert [int(s.constant) for s in call.args[3].sizes] == [1, 4, 49, 49]
+    assert [int(s.constant) for s in call.args[3].strides[1:]] == [49 * 64, 64, 1]
+
+
 def test_attention_lies_as_its_queries(program_of: Callable[..., Program]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         q = x.view(2, 32, 4, 64).transpose(1, 2)

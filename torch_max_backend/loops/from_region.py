@@ -518,10 +518,13 @@ class FromRegion:
         last = dense_strides(x.shape, CHANNELS_LAST)
         return ref if ref is not None and _lie_alike(x.shape, ref.strides, last) else None
 
-    def _in_place(self, x: Tensor, order: tuple[int, ...] | None = None, multiple: int = 1) -> Ref | None:
+    def _in_place(
+        self, x: Tensor, order: tuple[int, ...] | None = None, multiple: int = 1, shortest: int = 8
+    ) -> Ref | None:
         """``x`` where it is.
 
-        A definition that may still lie in any way will lie in ``order``, or its rows begin at a multiple of elements.
+        A definition that may still lie in any way will lie in ``order``, or its rows begin at a multiple of elements,
+        if they are at least ``shortest`` such multiples long.
         """
         variables = _variables(x)
         load = x.at(tuple(map(Index.of, variables)))
@@ -533,7 +536,7 @@ class FromRegion:
             if leaving is None and order is not None and self._is_whole(x, load.source):
                 self.builder.program.orders[load.source] = order
                 leaving = dense_strides(step.sizes, order)
-            elif leaving is None and (rows := self._spread(step, multiple)) is not None:
+            elif leaving is None and (rows := self._spread(step, multiple, shortest)) is not None:
                 leaving = dense_strides(step.sizes, rows=rows)
             self.memory[load.source] = step.sizes, leaving or dense_strides(step.sizes)
         sizes, strides = self.memory[load.source]
@@ -549,9 +552,9 @@ class FromRegion:
             return None  # torch has no tensors with negative strides
         return Ref(load.source, x.shape, own, offset)
 
-    def _spread(self, d: Definition, multiple: int) -> tuple[int, int] | None:
+    def _spread(self, d: Definition, multiple: int, shortest: int = 8) -> tuple[int, int] | None:
         """Put the rows of a definition so far apart that they begin at multiples of elements, if they are uneven."""
-        if multiple < 2 or not _is_uneven(d, multiple):
+        if multiple < 2 or not _is_uneven(d, multiple, shortest):
             return None
         length = int(d.sizes[-1].constant)
         rows = self.builder.program.rows[d.name] = length, -(-length // multiple) * multiple
@@ -585,10 +588,10 @@ def _lie_alike(sizes: Shape, a: Shape, b: Shape) -> bool:
     return all(x == y for n, x, y in zip(sizes, a, b, strict=True) if n != 1)
 
 
-def _is_uneven(d: Definition, multiple: int) -> bool:
+def _is_uneven(d: Definition, multiple: int, shortest: int) -> bool:
     """Whether rows are no multiple of so many elements, and long enough for a gap behind them."""
     length = d.sizes[-1].constant if len(d.sizes) > 1 and all(n.is_constant for n in d.sizes) else 0
-    return length >= 8 * multiple and length % multiple != 0
+    return length >= shortest * multiple and length % multiple != 0
 
 
 def source_of(x: Tensor) -> str:

@@ -4,7 +4,8 @@
   a bias by a kernel of its own, so a loop does it.
 - cuBLASLt's fast kernels for 16-bit floats take sizes that are multiples of 16 bytes, and rows that begin at such.
   Where it pays, factors get zeros, and the rows of what loops write for a product are put so far apart.
-- Attention reads neighbours along the last dimension, and a mask of booleans as one of floats, which a loop makes.
+- Attention reads neighbours along the last dimension, and a mask of booleans as one of floats, which a loop makes,
+  in rows that begin at multiples of 16 elements.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 _WHOLE_VIEWS = RESHAPES | PERMUTES
 ROW = 8
 """Elements of 16 bits in 16 bytes."""
+MASK_ROW = 16
+"""Elements at multiples of which rows of a mask begin, or torch copies it for efficient attention."""
 HEADS_BEHIND_POSITIONS = (0, 2, 1, 3)
 """The order in memory of the dimensions of what efficient attention returns."""
 SHORTEST, LARGE = 64, 2**16
@@ -95,10 +98,20 @@ class OnGpu(FromRegion):
             strides = [self._strides_with_channels_last(x) for x in promise]
             return self._call(target, [*with_channels_last, *args[3:]], kwargs, promise, strides)
         if target is aten.scaled_dot_product_attention.default:
-            args = [*args[:3], _as_floats(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
-            kwargs = {k: _as_floats(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
+            args = [*args[:3], self._mask(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
+            kwargs = {k: self._mask(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
             return self._call(target, args, kwargs, promise, [self._attention(args[0], args[2], promise)])
         return self._call(target, args, kwargs, promise)
+
+    def _mask(self, x: Any, dtype: torch.dtype) -> Any:
+        """A mask as attention adds it. If it is written for that, rows begin where efficient attention wants them."""
+        mask = _as_floats(x, dtype)
+        if not isinstance(mask, Tensor) or source_of(mask) in self.memory:
+            return mask
+        found = self._in_place(mask, multiple=MASK_ROW, shortest=1)
+        if found is None or (found.strides[-1] != 1 and mask.shape[-1] != 1):
+            found = self._in_place(self._defined(mask), multiple=MASK_ROW, shortest=1)
+        return found
 
     def _attention(self, queries: Tensor, values: Tensor, promise: torch.Tensor) -> Shape | None:
         """The strides of attention's result, by the kernel that torch takes: flash and cuDNN's attention, whose results
