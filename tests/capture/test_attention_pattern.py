@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.base.target import Machine
+from torch_max_backend.capture.attention_masks import simplify_masks
 from torch_max_backend.capture.attention_pattern import recognize_attention
 from torch_max_backend.capture.user_controlled_ops import left_to_torch
 
@@ -89,6 +90,17 @@ def of_matrices_by_temperature(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     return ((scores.view(2, 3, 9, 5) * factor).softmax(-1).flatten(0, 1) @ v.view(6, 5, 1, 8)[:, :, 0]).view(2, 3, 9, 8)
 
 
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    shown = torch.ones(9, 9, device=q.device, dtype=torch.bool).tril().view(1, 1, 9, 9)
+    scores = (q @ k.mT * 0.25).masked_fill(shown == 0, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def shown_by_where(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    scores = torch.where(bias[:1] > -1, q @ k.mT, float("-inf"))
+    return torch.where(bias > 2, float("-inf"), scores).softmax(-1) @ v
+
+
 BIASED: Shapes = (*HEADS, (3, 9, 5))
 ATTENTION: list[tuple[Function, Shapes]] = [
     (plain, HEADS),
@@ -103,6 +115,8 @@ ATTENTION: list[tuple[Function, Shapes]] = [
     (biased, BIASED),
     (biased, (*HEADS, (2, 1, 1, 5))),
     (biased, (*HEADS, (9, 5))),
+    (causal, ((2, 3, 9, 16),) * 3),
+    (shown_by_where, BIASED),
     (by_temperature, (*HEADS, (3, 1, 1), (3, 9, 5))),
     (of_matrices_by_temperature, (*HEADS, (3, 1, 1))),
     (plain, ((2, 3, 64, 12), (2, 3, 64, 12), (2, 3, 64, 6))),
@@ -124,6 +138,15 @@ def rewritten(function: Function, shapes: Shapes, dtype: torch.dtype = torch.bfl
     return gm
 
 
+def _on_cpu(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with tensors that it makes on the CPU."""
+    for node in gm.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
+    gm.recompile()
+    return gm
+
+
 def count(gm: fx.GraphModule, op: object) -> int:
     return len(gm.graph.find_nodes(op="call_function", target=op))
 
@@ -137,7 +160,7 @@ def test_attention_is_one_op(function: Callable[..., torch.Tensor], shapes: Shap
     with _disable_current_modes():
         torch.manual_seed(0)
         given = [torch.randn(s).to(dtype) for s in shapes]
-        got, exact, eager = gm(*given), function(*(x.double() for x in given)), function(*given)
+        got, exact, eager = _on_cpu(gm)(*given), function(*(x.double() for x in given)), function(*given)
         assert got.dtype is dtype and got.shape == eager.shape and got.stride() == eager.stride()
         # Each number of the result is rounded once, and each weight: values are up to 4, and weights add up to 1.
         bound = 8 * torch.finfo(dtype).eps
@@ -164,6 +187,29 @@ def test_a_bias_that_all_samples_have_is_not_repeated() -> None:
     assert node.args[3].meta["val"].shape == (1, 3, 9, 5) and node.kwargs == {"scale": 0.25}
 
 
+def test_a_mask_of_a_triangle_is_no_tensor() -> None:
+    gm = rewritten(causal, ((2, 3, 9, 16),) * 3)
+    simplify_masks(gm)
+    (node,) = gm.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
+    assert node.args[3:] == (None, 0.0, True)
+
+
+def test_rows_that_are_hidden_by_the_lowest_number_are_means() -> None:
+    """As in eager: every key of the row has the same weight."""
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return (q @ k.mT).masked_fill(bias > 0, torch.finfo(q.dtype).min).softmax(-1) @ v
+
+    gm = rewritten(function, BIASED)
+    assert count(gm, aten.scaled_dot_product_attention.default) == 1
+    with _disable_current_modes():
+        q, k, v = (torch.randn(s).bfloat16() for s in HEADS)
+        bias = torch.zeros(3, 9, 5).bfloat16()
+        bias[:, 4] = 1
+        got = _on_cpu(gm)(q, k, v, bias)
+        torch.testing.assert_close(got[:, :, 4].float(), v.float().mean(2), rtol=1e-2, atol=1e-2)
+
+
 def probabilities_leave(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     p = torch.softmax(q @ k.mT, -1)
     return p @ v, p
@@ -184,6 +230,19 @@ def turned(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def scaled_with_its_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return ((q @ k.mT + bias) * 0.5).softmax(-1) @ v
+
+
+def hidden_by_a_number(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Where all of a row is hidden by it, the scores still count."""
+    return (q @ k.mT).masked_fill(bias > 0, -1e4).softmax(-1) @ v
+
+
+def hidden_twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return (q @ k.mT).masked_fill(bias > 0, -3.389e38).masked_fill(bias < 0, -3.389e38).softmax(-1) @ v
+
+
+def scaled_with_its_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return ((q @ k.mT).masked_fill(bias > 0, -3.389e38) / 1e38).softmax(-1) @ v
 
 
 def biased_before_its_temperature(
@@ -221,6 +280,9 @@ def reshaped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         (over_queries, HEADS),
         (turned, HEADS),
         (scaled_with_its_bias, BIASED),
+        (hidden_by_a_number, BIASED),
+        (hidden_twice, BIASED),
+        (scaled_with_its_mask, BIASED),
         (biased_before_its_temperature, BIASED),
         (by_row, BIASED),
         (with_another_function, HEADS),
@@ -234,6 +296,15 @@ def reshaped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def test_what_a_fused_kernel_does_not_compute_stays(function: Function, shapes: Shapes) -> None:
     gm = rewritten(function, shapes)
     assert not count(gm, aten.scaled_dot_product_attention.default) and count(gm, aten.bmm.default) == 2
+
+
+def test_a_lowest_number_that_float16_has_not_stays() -> None:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        scores = (q @ k.mT).float().masked_fill(bias > 0, torch.finfo(torch.float32).min)
+        return scores.softmax(-1).to(q.dtype) @ v
+
+    for dtype, found in ((torch.bfloat16, 1), (torch.float16, 0)):
+        assert count(rewritten(function, BIASED, dtype), aten.scaled_dot_product_attention.default) == found
 
 
 def test_float32_stays() -> None:

@@ -4,11 +4,12 @@ A library's fused kernel for it never stores the scores, of which there is one f
 16-bit floats it is also closer to the exact value than the steps, each of which rounds its scores.
 
 In the graph are two batched products with steps between them that leave the scores in their places: views, a factor, a
-sum with a bias, casts around the softmax. The steps may come in any order in which the bias is not scaled.
+sum with a bias, a mask, casts around the softmax. The steps may come in any order in which the bias is not scaled.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ HALF = (torch.bfloat16, torch.float16)
 """Dtypes of which a fused kernel computes what products of them do; those of float32 may use TF32."""
 VECTOR, LARGEST_HEAD = 8, 256
 """Sizes of heads are multiples of the first, with zeros if need be, up to the second."""
+LOWEST = torch.finfo(torch.bfloat16).min
+"""The number up to which scores count as hidden."""
 WORTH_ZEROS = 2
 """Scores for each number of queries and keys from which zeros behind these pay. A guess: it is measured nowhere."""
 
@@ -38,12 +41,24 @@ _FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 _IN_PLACE = RESHAPES | PERMUTES | EXPANDS | ALIASES | {aten.clone.default}
 
 
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that changes scores, as they are seen in a shape ``[*lead, L, S]``.
+
+    One of booleans has ``hidden``, the number that scores get where it is true, or, if ``is_shown``, where it is not.
+    """
+
+    node: fx.Node
+    lead: Sequence[int]
+    hidden: float | None = None
+    is_shown: bool = False
+
+
 @dataclass
 class Attention:
     """Attention as found: ``result [N, L, V]`` of ``query [N, L, E]``, ``key [N, E, S]`` and ``value [N, S, V]``.
 
-    ``factors`` ``[..., 1, 1]`` multiply scores, and ``biases`` are added to them then, as they are seen in a shape
-    ``[*lead, L, S]``: ``(bias, lead)``.
+    ``factors`` ``[..., 1, 1]`` multiply scores, and ``biases`` are added to them then.
     """
 
     result: fx.Node
@@ -51,8 +66,8 @@ class Attention:
     query: fx.Node = field(init=False)
     key: fx.Node = field(init=False)
     scale: float = 1.0
-    factors: list[tuple[fx.Node, Sequence[int]]] = field(default_factory=list)
-    biases: list[tuple[fx.Node, Sequence[int]]] = field(default_factory=list)
+    factors: list[Operand] = field(default_factory=list)
+    biases: list[Operand] = field(default_factory=list)
 
 
 def recognize_attention(gm: fx.GraphModule) -> None:
@@ -93,13 +108,13 @@ def _find(softmax: fx.Node) -> Attention | None:
     while node.target is not aten.bmm.default:
         if len(node.users) != 1 or node.op != "call_function" or symbols_of(value_of(node)):
             return None
-        number, lead = _factor(node), tensor_of(node).shape[:-2]
-        if (parts := _parts(node, aten.add.Tensor, rows)) is not None and found.scale == 1.0 and not found.factors:
-            found.biases.append((parts[1], lead))
-            node = parts[0]
-        elif (parts := _parts(node, aten.mul.Tensor, rows)) is not None and tensor_of(parts[1]).shape[-2:] == (1, 1):
-            found.factors.append((parts[1], lead))
-            node = parts[0]
+        number, is_unscaled = _factor(node), found.scale == 1.0 and not found.factors
+        if is_unscaled and (parts := _hiding(node, rows) or _parts(node, aten.add.Tensor, rows)) is not None:
+            node, bias = parts
+            found.biases.append(bias)
+        elif (parts := _parts(node, aten.mul.Tensor, rows)) and tensor_of(parts[1].node).shape[-2:] == (1, 1):
+            node, factor_of_heads = parts
+            found.factors.append(factor_of_heads)
         elif number is not None or _keeps_places(node) or _is_cast(node):
             found.scale *= 1.0 if number is None else number
             node = node.args[0]
@@ -114,11 +129,14 @@ def _find(softmax: fx.Node) -> Attention | None:
 def _suits(attention: Attention) -> bool:
     """Whether a fused kernel takes these operands, and computes what the steps do."""
     query, key, value = (tensor_of(n) for n in (attention.query, attention.key, attention.value))
-    others = [tensor_of(n) for n, _ in (*attention.factors, *attention.biases)]
+    others = [tensor_of(x.node) for x in (*attention.factors, *attention.biases) if x.hidden is None]
     if any(symbols_of(x) or 0 in x.shape for x in (query, key, value)):
         return False
     (*_, length, size), keys = query.shape, key.shape[-1]
     sizes = size, value.shape[-1]
+    numbers = [x.hidden for x in attention.biases if x.hidden is not None and math.isfinite(x.hidden)]
+    if len(numbers) > (query.dtype is torch.bfloat16):  # a sum of two is minus infinity, and float16 has none so low
+        return False
     is_even = all(n % VECTOR == 0 for n in sizes) or length * keys >= WORTH_ZEROS * (length + keys) * max(sizes)
     return (
         query.dtype in HALF
@@ -183,23 +201,57 @@ def _factor(node: fx.Node) -> float | None:
     return 1 / node.args[1] if node.target in (aten.div.Tensor, aten.div.Scalar) else float(node.args[1])
 
 
-def _parts(node: fx.Node, op: Any, rows: Sequence[int]) -> tuple[fx.Node, fx.Node] | None:
+def _parts(node: fx.Node, op: Any, rows: Sequence[int]) -> tuple[fx.Node, Operand] | None:
     """What a node is the sum or product of, if that is scores, seen as rows of keys, and another tensor."""
-    if node.target is not op or node.kwargs or tensor_of(node).shape[-2:] != rows:
+    if node.target is not op or node.kwargs:
         return None
     scores, other = node.args
+    return _operand(node, scores, other, rows) or _operand(node, other, scores, rows)
+
+
+def _hiding(node: fx.Node, rows: Sequence[int]) -> tuple[fx.Node, Operand] | None:
+    """Scores of which a node hides some, and what it hides them by.
+
+    The number in their place is minus infinity, or so low that float32 does not tell a sum with a score from it.
+    """
+    if node.target is aten.masked_fill.Scalar:
+        scores, mask, hidden = node.args
+        is_shown = False
+    elif node.target is aten.where.self:
+        mask, *others = node.args
+        is_shown = _number(others[1]) is not None
+        scores, hidden = (others[0], _number(others[1])) if is_shown else (others[1], _number(others[0]))
+    else:
+        return None
+    found = _operand(node, scores, mask, rows)
+    if found is None or not isinstance(hidden, int | float) or not hidden <= LOWEST:
+        return None
+    return found[0], dataclasses.replace(found[1], hidden=float(hidden), is_shown=is_shown)
+
+
+def _operand(node: fx.Node, scores: Any, other: Any, rows: Sequence[int]) -> tuple[fx.Node, Operand] | None:
+    """``scores``, which have the shape of ``node``, and ``other``, if they are scores and what changes them."""
     if not isinstance(scores, fx.Node) or not isinstance(other, fx.Node) or scores is other:
         return None
-    if not _comes_from_a_product(scores):
-        scores, other = other, scores
-    is_alike = tensor_of(scores).shape == tensor_of(node).shape and tensor_of(other).ndim >= 2
-    return (scores, other) if is_alike else None
+    shape = tensor_of(node).shape
+    is_alike = tensor_of(scores).shape == shape and shape[-2:] == rows and tensor_of(other).ndim >= 2
+    return (scores, Operand(other, shape[:-2])) if is_alike and _comes_from_a_product(scores) else None
+
+
+def _number(node: Any) -> Any:
+    """The number that a tensor without dimensions is made from."""
+    if not isinstance(node, fx.Node) or tensor_of(node).ndim:
+        return None
+    if node.target is aten.scalar_tensor.default:
+        return node.args[0]
+    return node.args[1] if node.target is aten.full.default else None
 
 
 def _comes_from_a_product(node: Any) -> bool:
     while isinstance(node, fx.Node) and node.target is not aten.bmm.default:
-        steps = (*_FACTORS, aten.add.Tensor, aten._to_copy.default)
-        node = node.args[0] if node.target in steps or _keeps_places(node) else None
+        steps = (*_FACTORS, aten.add.Tensor, aten.masked_fill.Scalar, aten._to_copy.default)
+        place = 1 if node.target is aten.where.self else 0
+        node = node.args[place] if node.target in (*steps, aten.where.self) or _keeps_places(node) else None
     return node is not None
 
 
@@ -222,12 +274,13 @@ def _replace(gm: fx.GraphModule, attention: Attention) -> None:
             query, key, value = (call_node(gm, aten.unsqueeze.default, (n, 1), n) for n in factors)
         if turned is None:
             key = call_node(gm, aten.transpose.int, (key, -2, -1), key)
-        for factor, own in attention.factors:
-            query = call_node(gm, aten.mul.Tensor, (query, _of_heads(gm, factor, (*own, 1, 1), lead)), query)
+        for factor in attention.factors:
+            part = _of_heads(gm, factor.node, (*factor.lead, 1, 1), lead)
+            query = call_node(gm, aten.mul.Tensor, (query, part), query)
         bias: fx.Node | None = None
         rows = tensor_of(query).shape[-2], tensor_of(key).shape[-2]
-        for node, own in attention.biases:
-            part = _of_heads(gm, node, (*own, *rows), lead)
+        for each in attention.biases:
+            part = _of_heads(gm, _as_numbers(gm, each, tensor_of(query)), (*each.lead, *rows), lead)
             bias = part if bias is None else call_node(gm, aten.add.Tensor, (bias, part), part)
         query, key, value = (_with_zeros(gm, n) for n in (query, key, value))
         called = gm.graph.call_function(_OP, (query, key, value, bias, 0.0, False), {"scale": scale})
@@ -270,6 +323,18 @@ def _of_heads(gm: fx.GraphModule, node: fx.Node, shape: Sequence[int], lead: Seq
     wide = call_node(gm, aten.expand.default, (node, list(shape)), node)
     dense = call_node(gm, aten.clone.default, (wide,), node, memory_format=torch.contiguous_format)
     return call_node(gm, aten.view.default, (dense, [*lead, rows, columns]), node)
+
+
+def _as_numbers(gm: fx.GraphModule, bias: Operand, query: torch.Tensor) -> fx.Node:
+    """What is added to scores in the dtype of queries."""
+    node = bias.node
+    if bias.hidden is None:
+        return node
+    lowest = torch.finfo(query.dtype).min if math.isfinite(bias.hidden) else bias.hidden
+    how = {"dtype": query.dtype, "device": query.device}
+    nothing = call_node(gm, aten.full.default, (list(tensor_of(node).shape), 0.0), node, **how)
+    hidden = call_node(gm, aten.logical_not.default, (node,), node) if bias.is_shown else node
+    return call_node(gm, aten.masked_fill.Scalar, (nothing, hidden, lowest), node)
 
 
 def _with_zeros(gm: fx.GraphModule, node: fx.Node) -> fx.Node:
