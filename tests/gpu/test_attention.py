@@ -137,6 +137,21 @@ def test_sizes(size: int) -> None:
     )
 
 
+def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    scores = scores if mask is None else scores.masked_fill(~mask, -INF)
+    return torch.softmax(scores, -1) @ v
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("size", [32, 36, 64])
+def test_attention_that_is_written_out(size: int, dtype: torch.dtype) -> None:
+    """It is as exact as attention that is one op."""
+    q, k, mask = (2, 4, 400, size), (2, 4, 200, size), _window(400, 200, 150) | (torch.arange(200) < 3)
+    calls = [call("full", q, k, dtype, function=written_out), call("masked", q, k, dtype, mask, written_out)]
+    check_calls(calls)
+
+
 @pytest.mark.parametrize(("heads", "groups"), [(8, 8), (8, 2), (6, 2), (16, 1), (32, 1), (71, 1)])
 def test_groups(heads: int, groups: int) -> None:
     q, one, k = (2, heads, 150, 64), (2, heads, 1, 64), (2, groups, 150, 64)

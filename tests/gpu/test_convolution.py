@@ -36,6 +36,8 @@ LAYOUTS = {"first": torch.contiguous_format, "last": torch.channels_last}
 PLANE = [
     # name, image, filter, stride, padding, dilation, groups
     ("three channels", (2, 3, 17, 19), (8, 3, 3, 3), 2, 1, 1, 1),
+    ("one channel", (2, 1, 17, 19), (8, 1, 3, 3), 1, 1, 1, 1),
+    ("large", (2, 16, 256, 256), (32, 16, 3, 3), 1, 0, 1, 1),
     ("stem", (2, 3, 33, 31), (64, 3, 7, 7), 2, 3, 1, 1),
     ("oblong", (1, 5, 9, 11), (7, 5, 1, 3), (2, 1), (0, 2), 1, 1),
     ("dilated", (3, 16, 14, 14), (32, 16, 3, 3), 1, 2, 2, 1),

@@ -11,7 +11,7 @@ import torch
 from torch_max_backend.base.target import Machine
 from torch_max_backend.frontend import pipeline
 from torch_max_backend.frontend.prebuild import regions_of
-from torch_max_backend.loops import build, on_gpu
+from torch_max_backend.loops import build, convolution_layout, on_gpu
 from torch_max_backend.loops.program import Call, Program
 from torch_max_backend.schedule.machine import GPU
 from torch_max_backend.schedule.plan import schedule
@@ -51,6 +51,10 @@ def half(*shape: int) -> Callable[[], torch.Tensor]:
     return lambda: torch.empty(shape, **HALF)
 
 
+def single(*shape: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.empty(shape, device="cuda")
+
+
 def calls(program: Program) -> list[Call]:
     return [s for s in program.steps if isinstance(s, Call)]
 
@@ -83,6 +87,102 @@ def test_groups_that_fill_no_vector_stay_contiguous(
     channels = groups * inside
     (call,) = calls(program_of(function, half(2, channels, 9, 9), half(channels, inside, 3, 3)))
     assert (strides(call)[1] == 1) is is_last
+
+
+def lies_last(x: Any) -> bool:
+    """Whether an argument or a result of a call, an image with more than one channel, has its channels last."""
+    return int(x.strides[1].constant) == 1
+
+
+def activated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.relu(F.conv2d(x, w))
+
+
+def activated_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return activated(x.sin(), w)
+
+
+LARGE = single(2, 4, 512, 512), single(8, 4, 3, 3)
+"""An image and a weight that are worth a copy."""
+
+
+def test_float32_has_channels_last_where_it_is_multiplied_in_tf32(program_of: Callable[..., Program]) -> None:
+    (call,) = calls(program_of(activated, *LARGE))
+    assert all(map(lies_last, (*call.args[:2], *call.results)))
+
+
+def test_float32_without_tf32_is_contiguous(
+    program_of: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    (call,) = calls(program_of(activated, *LARGE))
+    assert not any(map(lies_last, (*call.args[:2], *call.results)))
+
+
+@pytest.mark.parametrize(
+    ("image", "weight"),
+    [((2, 16, 9, 9), (8, 16, 3, 3)), ((2, 32, 256, 256), (32, 32, 1, 1)), ((2, 64, 64, 64), (64, 1, 3, 3))],
+    ids=["small", "one tap", "depthwise"],
+)
+def test_float32_is_copied_only_for_much_work(
+    program_of: Callable[..., Program], image: tuple[int, ...], weight: tuple[int, ...]
+) -> None:
+    """What is computed may be written with channels last all the same."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.conv2d(x, w, groups=x.shape[1] // w.shape[1]))
+
+    (call,) = calls(program_of(function, single(*image), single(*weight)))
+    assert not lies_last(call.args[0]) and not lies_last(call.results[0])
+    (call,) = calls(program_of(lambda x, w: function(x.sin(), w), single(*image), single(*weight)))
+    assert lies_last(call.args[0]) and lies_last(call.results[0])
+
+
+@pytest.mark.parametrize("make", [half, single])
+def test_a_large_result_that_leaves_is_copied_back(program_of: Callable[..., Program], make: Any) -> None:
+    program = program_of(F.conv2d, make(2, 4, 512, 512), make(8, 4, 3, 3))
+    (call,) = calls(program)
+    assert all(map(lies_last, (*call.args[:2], *call.results)))
+    ((name, order),) = program.outputs
+    assert order == (0, 1, 2, 3) and name in {d.name for d in program.definitions()}
+
+
+@pytest.mark.parametrize("make", [half, single])
+def test_an_image_of_one_channel_is_contiguous(program_of: Callable[..., Program], make: Any) -> None:
+    """So ATen takes it, and would give a contiguous result."""
+    for function in (activated, activated_twice):
+        (call,) = calls(program_of(function, make(2, 1, 512, 512), make(32, 1, 3, 3)))
+        assert strides(call) == (32 * 510**2, 510**2, 510, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "image", "weight", "is_last"),
+    [
+        (half, (2, 16, 9, 9), (8, 16, 3, 3), True),
+        (half, (2, 60, 9, 9), (60, 15, 3, 3), False),
+        (half, (2, 1, 9, 9), (8, 1, 3, 3), False),
+        (single, (2, 4, 512, 512), (8, 4, 3, 3), True),
+        (single, (2, 16, 9, 9), (8, 16, 3, 3), False),
+    ],
+)
+def test_gradients_lie_as_the_forward(
+    program_of: Callable[..., Program], make: Any, image: tuple[int, ...], weight: tuple[int, ...], is_last: bool
+) -> None:
+    groups = image[1] // weight[1]
+
+    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.conv2d(x, w, groups=groups))
+
+    def backward(x: torch.Tensor, w: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        op = torch.ops.aten.convolution_backward
+        return op(gradient, x, w, [0], [1, 1], [0, 0], [1, 1], False, [0, 0], groups, [True, True, False])
+
+    result = image[0], weight[0], image[2] - 2, image[3] - 2
+    (call,) = calls(program_of(forward, make(*image), make(*weight)))
+    assert lies_last(call.results[0]) is is_last
+    (call,) = calls(program_of(backward, make(*image), make(*weight), make(*result)))
+    assert lies_last(call.args[0]) is is_last
+    assert [lies_last(r) for r in call.results[:2] if weight[1] > 1] == [is_last] * (2 if weight[1] > 1 else 0)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -121,6 +221,17 @@ def test_a_mask_is_made_one_of_floats_once(program_of: Callable[..., Program]) -
     assert masks[0] == masks[1] and masks[0].strides[-1] == 1
 
 
+def test_a_mask_that_is_computed_has_rows_that_torch_does_not_copy(program_of: Callable[..., Program]) -> None:
+    """As a table of windows' places is looked up. Without it, torch adds columns to make 49 a multiple of 16."""
+
+    def function(q: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=table.sigmoid().permute(2, 0, 1).unsqueeze(0))
+
+    (call,) = calls(program_of(function, half(2, 4, 49, 64), half(49, 49, 4)))
+    assert [int(s.constant) for s in call.args[3].sizes] == [1, 4, 49, 49]
+    assert [int(s.constant) for s in call.args[3].strides[1:]] == [49 * 64, 64, 1]
+
+
 def test_attention_lies_as_its_queries(program_of: Callable[..., Program]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         q = x.view(2, 32, 4, 64).transpose(1, 2)
@@ -128,6 +239,27 @@ def test_attention_lies_as_its_queries(program_of: Callable[..., Program]) -> No
 
     (call,) = calls(program_of(function, half(2, 32, 256)))
     assert strides(call) == (32 * 256, 64, 256, 1)
+
+
+def test_attention_that_is_written_out_is_a_call_between_products(program_of: Callable[..., Program]) -> None:
+    """As a layer has it: queries are read where their product has left them, and the result lies as the next wants."""
+
+    def function(x: torch.Tensor, y: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
+        q, k, v = ((z @ u).view(2, -1, 2, 32).transpose(1, 2) for z, u in zip((x, y, y), w, strict=False))
+        p = F.dropout(torch.softmax(q @ k.transpose(-1, -2) / 32**0.5, -1), 0.1, training=False)
+        return (p @ v).transpose(1, 2).reshape(2, 196, 64) @ w[3]
+
+    program = program_of(function, half(2, 196, 64), half(2, 49, 64), *[half(64, 64)] * 4)
+    assert [str(c.target) for c in calls(program)] == [
+        *["aten.mm.default"] * 3,
+        "aten.scaled_dot_product_attention.default",
+        "aten.mm.default",
+    ]
+    assert not list(program.definitions())
+    assert [[int(s.constant) for s in x.strides] for x in calls(program)[3].args[:3]] == [
+        [196 * 64, 32, 64, 1],
+        *[[49 * 64, 32, 64, 1]] * 2,
+    ]
 
 
 def test_a_factor_of_uneven_rows_is_copied_once(program_of: Callable[..., Program]) -> None:
@@ -191,3 +323,39 @@ def test_products_with_zeros_are_right(
         # Elements are up to 32, and rounded to 8 bits, once or twice, before the sine is taken.
         torch.testing.assert_close(got.double(), exact, rtol=2**-7, atol=2**-3)
         assert got.stride() == function(*inputs).stride()
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("channels", "weight", "how"),
+    [
+        (4, (8, 4, 3, 3), {}),
+        (1, (8, 1, 3, 3), {"padding": 1}),
+        (8, (8, 1, 3, 3), {"groups": 8}),
+        (6, (4, 3, 3, 3), {"groups": 2}),
+        (4, (4, 8, 3, 3), {"stride": 2}),
+    ],
+    ids=["dense", "one channel", "depthwise", "groups", "transposed"],
+)
+def test_convolutions_with_gradients_are_right(
+    monkeypatch: pytest.MonkeyPatch, channels: int, weight: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    """The walk for a GPU, on a CPU, with images that are soon worth a copy."""
+    monkeypatch.setattr(build, "FromRegion", on_gpu.OnGpu)
+    monkeypatch.setattr(convolution_layout, "WORTH_COPIES", 1)
+    function = F.conv_transpose2d if "stride" in how else F.conv2d
+    bias = torch.randn(weight[1] if "stride" in how else weight[0], requires_grad=True)
+    x, w = torch.randn(2, channels, 9, 9, requires_grad=True), torch.randn(weight, requires_grad=True)
+
+    def twice(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return function(x, w, **how), function(x.sin(), w, bias, **how).relu()
+
+    torch._dynamo.reset()
+    options = {"executor": "auto", "fallback": "error"}
+    got = torch.compile(twice, backend="max_backend", options=options)(x, w, bias)
+    wanted = twice(x, w, bias)
+    weights = [torch.randn_like(y) for y in wanted]
+    gradients = [torch.autograd.grad(ys, (x, w, bias), weights) for ys in (got, wanted)]
+    for one, other in zip((*got, *gradients[0]), (*wanted, *gradients[1]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        assert one.stride() == other.stride()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_max_backend.capture.graph_passes import call_node
+from torch_max_backend.capture.fx_nodes import call_node
 
 aten = torch.ops.aten
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import fx
 
+from torch_max_backend.capture.fake_tensors import tensor_of, value_of
+
 
 def is_getitem(node: fx.Node) -> bool:
     """Whether the node picks one output of another node."""
@@ -24,3 +26,12 @@ def map_nodes(arg: Any, function: Callable[[fx.Node], Any]) -> Any:
     if isinstance(arg, slice):
         return slice(*(map_nodes(a, function) for a in (arg.start, arg.stop, arg.step)))
     return arg
+
+
+def call_node(gm: fx.GraphModule, op: Any, args: tuple[Any, ...], origin: fx.Node, **kwargs: Any) -> fx.Node:
+    """A new node. Its value is a new fake tensor: values that share memory count as views of each other."""
+    node = gm.graph.call_function(op, args, kwargs)
+    values = fx.node.map_arg(args, value_of)
+    with tensor_of(origin).fake_mode:
+        node.meta.update(val=op(*values, **kwargs), stack_trace=origin.meta.get("stack_trace"))
+    return node

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
 from torch_max_backend.capture.associative_scans import inline_associative_scans
 from torch_max_backend.capture.attention_masks import simplify_masks
+from torch_max_backend.capture.attention_pattern import recognize_attention
 from torch_max_backend.capture.constant_folding import fold_constants
 from torch_max_backend.capture.equal_nodes import share_equal_nodes
 from torch_max_backend.capture.fake_tensors import order_of, storage_key, tensor_of, tensors_of, value_of
 from torch_max_backend.capture.flex_attention import inline_flex_attention
+from torch_max_backend.capture.fx_nodes import call_node
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.grouped_query_attention import share_heads
 from torch_max_backend.capture.maps import inline_maps
@@ -135,15 +135,6 @@ def _empty(gm: fx.GraphModule, like: torch.Tensor, origin: fx.Node) -> fx.Node:
     return call_node(gm, aten.empty_strided.default, (size, stride), origin, dtype=like.dtype, device=like.device)
 
 
-def call_node(gm: fx.GraphModule, op: Any, args: tuple[Any, ...], origin: fx.Node, **kwargs: Any) -> fx.Node:
-    """A new node. Its value is a new fake tensor: values that share memory count as views of each other."""
-    node = gm.graph.call_function(op, args, kwargs)
-    values = fx.node.map_arg(args, value_of)
-    with tensor_of(origin).fake_mode:
-        node.meta.update(val=op(*values, **kwargs), stack_trace=origin.meta.get("stack_trace"))
-    return node
-
-
 def _has_symbols(value: torch.Tensor) -> bool:
     return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
@@ -156,6 +147,7 @@ PASSES = [
     gather_by_data,
     share_equal_nodes,
     drop_copies,
+    recognize_attention,
     simplify_masks,
     share_heads,
     fold_constants,

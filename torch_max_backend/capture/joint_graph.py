@@ -17,8 +17,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch_max_backend.capture.attention_masks import simplify_masks
 from torch_max_backend.capture.cross_entropy import GRADIENT, LOG_PROBABILITIES, write
 from torch_max_backend.capture.fake_tensors import order_of, symbols_of, tensor_of, value_of
+from torch_max_backend.capture.fx_nodes import call_node
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
-from torch_max_backend.capture.graph_passes import call_node
 from torch_max_backend.capture.marked_regions import inline_marked_regions
 from torch_max_backend.capture.user_controlled_ops import is_taken
 from torch_max_backend.capture.view_ops import CUTS, PERMUTES, RESHAPES

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from torch_max_backend.capture.fake_tensors import symbols_of, tensor_of
-from torch_max_backend.capture.graph_passes import call_node
+from torch_max_backend.capture.fx_nodes import call_node
 from torch_max_backend.capture.user_controlled_ops import is_taken
 
 aten = torch.ops.aten

@@ -74,7 +74,12 @@ class Convolution:
 
 @dataclass(frozen=True)
 class CudnnConvolution(Convolution):
-    """A convolution on a GPU. cuDNN's kernels for 16-bit floats take channels last, and copy everything else first."""
+    """A convolution on a GPU. cuDNN's kernels for tensor cores take channels last, and copy everything else first.
+
+    Those of float32, which multiply in TF32, have a rival in kernels for contiguous images that copy nothing.
+    """
+
+    dtype: torch.dtype = torch.bfloat16
 
     @property
     def is_heavy(self) -> bool:
@@ -82,10 +87,30 @@ class CudnnConvolution(Convolution):
         return False
 
     def gains(self, convolutions: int, copies: bool) -> bool:
-        """Whether channels fill vectors. Groups of other sizes are faster with contiguous images."""
+        """Whether channels fill vectors. Groups of other sizes are faster with contiguous images.
+
+        So are images of one channel, which lie in both ways at once: ATen takes them for contiguous.
+        """
         inside, outside = self.image[1] // self.groups, self.result[1] // self.groups
-        depthwise = inside == 1 and self.groups > 1
-        return self.groups == 1 or depthwise or (inside % 8 == 0 and outside % 8 == 0)
+        if copies and self.dtype not in CUDNN_DTYPES and not self.is_worth_a_copy:
+            return False
+        if self.groups == 1:
+            return inside > 1
+        vector = 16 // self.dtype.itemsize
+        return inside == 1 or (inside % vector == 0 and outside % vector == 0)
+
+    @property
+    def is_worth_a_copy(self) -> bool:
+        """Whether so much is multiplied, for each number that is copied, too, that a copy of an image is soon paid."""
+        read, written = (self.result, self.image) if self.is_transposed else (self.image, self.result)
+        inside, taps = read[1] // self.groups, math.prod(self.weight[2:])
+        is_dense = inside > 1 and (taps > 1 or inside >= WIDE)
+        return is_dense and math.prod(written) * inside * taps >= WORTH_COPIES
+
+    @property
+    def is_worth_copies(self) -> bool:
+        """Whether channels last pay even where the result leaves and is copied back."""
+        return self.is_worth_a_copy and self.gains(1, copies=True)
 
     @property
     def orders_weight(self) -> bool:
@@ -95,3 +120,14 @@ class CudnnConvolution(Convolution):
 
 CUDNN_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes for which cuDNN has kernels for channels last alone."""
+WORTH_COPIES, WIDE = 2**27, 128
+"""Multiplications of a convolution on a GPU that are worth copies of its image and result, and channels from which one
+of a single tap is: a guess that no benchmark of this repository shows. On an H200, float32 convolutions of 2.4e9 and
+6e8 multiplications took two thirds of the time, a copy included."""
+
+
+def cudnn_dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
+    """Dtypes of convolutions on a GPU for which channels may be put last: float32 if it may be multiplied in TF32."""
+    here = torch.cuda.is_available()
+    has_tf32 = torch.backends.cudnn.allow_tf32 and (not here or torch.cuda.get_device_capability(device) >= (8, 0))
+    return (*CUDNN_DTYPES, torch.float32) if has_tf32 else CUDNN_DTYPES

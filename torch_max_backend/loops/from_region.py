@@ -71,7 +71,6 @@ def device_of(region: Region) -> torch.device:
 class FromRegion:
     """The walk over a region's nodes, on a CPU."""
 
-    kind: type[Convolution] = Convolution
     channels_last: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     """Dtypes of convolutions for which channels may be put last."""
     row_bytes = 1
@@ -465,7 +464,7 @@ class FromRegion:
         if x.rank != 4 or x.dtype not in self.channels_last or not all(s.is_constant for of in sizes for s in of):
             return None
         image, kernel, result = ([int(s.constant) for s in of] for of in sizes)
-        convolution = self.kind(image, kernel, result, args[6], groups)
+        convolution = self._kind(image, kernel, result, args[6], groups, x.dtype)
         if self._leaves() and not self.adds_bias and not convolution.is_worth_copies:
             return None
         is_ordered = convolution.orders_weight and self._last(weight, self._in_place(weight)) is not None
@@ -479,6 +478,10 @@ class FromRegion:
             return None
         placed = self._ordered(weight) if convolution.orders_weight else self._image(weight)
         return ordered, placed, dense_strides(shape, CHANNELS_LAST)
+
+    def _kind(self, *sizes: Any) -> Convolution:
+        """What decides about the layout of a convolution; ``sizes`` are its fields and the dtype."""
+        return Convolution(*sizes[:-1])
 
     def _leaves(self) -> bool:
         """Whether the result of the node at work leaves the region."""
@@ -515,10 +518,13 @@ class FromRegion:
         last = dense_strides(x.shape, CHANNELS_LAST)
         return ref if ref is not None and _lie_alike(x.shape, ref.strides, last) else None
 
-    def _in_place(self, x: Tensor, order: tuple[int, ...] | None = None, multiple: int = 1) -> Ref | None:
+    def _in_place(
+        self, x: Tensor, order: tuple[int, ...] | None = None, multiple: int = 1, shortest: int = 8
+    ) -> Ref | None:
         """``x`` where it is.
 
-        A definition that may still lie in any way will lie in ``order``, or its rows begin at a multiple of elements.
+        A definition that may still lie in any way will lie in ``order``, or its rows begin at a multiple of elements,
+        if they are at least ``shortest`` such multiples long.
         """
         variables = _variables(x)
         load = x.at(tuple(map(Index.of, variables)))
@@ -530,7 +536,7 @@ class FromRegion:
             if leaving is None and order is not None and self._is_whole(x, load.source):
                 self.builder.program.orders[load.source] = order
                 leaving = dense_strides(step.sizes, order)
-            elif leaving is None and (rows := self._spread(step, multiple)) is not None:
+            elif leaving is None and (rows := self._spread(step, multiple, shortest)) is not None:
                 leaving = dense_strides(step.sizes, rows=rows)
             self.memory[load.source] = step.sizes, leaving or dense_strides(step.sizes)
         sizes, strides = self.memory[load.source]
@@ -546,9 +552,9 @@ class FromRegion:
             return None  # torch has no tensors with negative strides
         return Ref(load.source, x.shape, own, offset)
 
-    def _spread(self, d: Definition, multiple: int) -> tuple[int, int] | None:
+    def _spread(self, d: Definition, multiple: int, shortest: int = 8) -> tuple[int, int] | None:
         """Put the rows of a definition so far apart that they begin at multiples of elements, if they are uneven."""
-        if multiple < 2 or not _is_uneven(d, multiple):
+        if multiple < 2 or not _is_uneven(d, multiple, shortest):
             return None
         length = int(d.sizes[-1].constant)
         rows = self.builder.program.rows[d.name] = length, -(-length // multiple) * multiple
@@ -582,10 +588,10 @@ def _lie_alike(sizes: Shape, a: Shape, b: Shape) -> bool:
     return all(x == y for n, x, y in zip(sizes, a, b, strict=True) if n != 1)
 
 
-def _is_uneven(d: Definition, multiple: int) -> bool:
+def _is_uneven(d: Definition, multiple: int, shortest: int) -> bool:
     """Whether rows are no multiple of so many elements, and long enough for a gap behind them."""
     length = d.sizes[-1].constant if len(d.sizes) > 1 and all(n.is_constant for n in d.sizes) else 0
-    return length >= 8 * multiple and length % multiple != 0
+    return length >= shortest * multiple and length % multiple != 0
 
 
 def source_of(x: Tensor) -> str:

@@ -1,9 +1,11 @@
 """Library calls of a region on a GPU: how cuBLASLt, cuDNN and fused attention want what they read and write.
 
-- cuDNN's kernels for 16-bit floats take channels last. ATen adds a bias by a kernel of its own, so a loop does it.
+- cuDNN's kernels for tensor cores take channels last: of 16-bit floats, and of float32 where TF32 is allowed. ATen adds
+  a bias by a kernel of its own, so a loop does it.
 - cuBLASLt's fast kernels for 16-bit floats take sizes that are multiples of 16 bytes, and rows that begin at such.
   Where it pays, factors get zeros, and the rows of what loops write for a product are put so far apart.
-- Attention reads neighbours along the last dimension, and a mask of booleans as one of floats, which a loop makes.
+- Attention reads neighbours along the last dimension, and a mask of booleans as one of floats, which a loop makes,
+  in rows that begin at multiples of 16 elements.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from torch import fx
 from torch_max_backend.capture.fake_tensors import symbols_of, tensor_of
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.capture.view_ops import PERMUTES, RESHAPES
-from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, CUDNN_DTYPES, CudnnConvolution
+from torch_max_backend.loops.convolution_layout import (
+    CHANNELS_LAST,
+    CUDNN_DTYPES,
+    Convolution,
+    CudnnConvolution,
+    cudnn_dtypes,
+)
 from torch_max_backend.loops.expr import constant, select
 from torch_max_backend.loops.from_region import CONVOLUTIONS, FromRegion, source_of
 from torch_max_backend.loops.index import Index
@@ -34,6 +42,8 @@ _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 _WHOLE_VIEWS = RESHAPES | PERMUTES
 ROW = 8
 """Elements of 16 bits in 16 bytes."""
+MASK_ROW = 16
+"""Elements at multiples of which rows of a mask begin, or torch copies it for efficient attention."""
 HEADS_BEHIND_POSITIONS = (0, 2, 1, 3)
 """The order in memory of the dimensions of what efficient attention returns."""
 SHORTEST, LARGE = 64, 2**16
@@ -48,13 +58,12 @@ on one H100, where odd columns took two to five times as long; no benchmark of t
 class OnGpu(FromRegion):
     """The walk over a region's nodes, on a GPU."""
 
-    kind = CudnnConvolution
-    channels_last = _HALF
     row_bytes = 16
     has_row_products = False
 
     def __init__(self, region: Region, builder: Builder) -> None:
         super().__init__(region, builder)
+        self.channels_last = cudnn_dtypes(self.device)
         self.factors = dict(sorted(_computed_factors(region), key=lambda found: found[1]))
         self.with_zeros: dict[str, int] = {}
         """Tensors of which rows have zeros behind them, up to that length."""
@@ -84,15 +93,25 @@ class OnGpu(FromRegion):
             return self._sum(result, args[2], 1, promise)
         if target in (aten.mm.default, aten.addmm.default) and not kwargs:
             return self._product(target, args, promise)
-        if target is aten.convolution_backward.default and self._is_image(args[1]):
+        if target is aten.convolution_backward.default and self._is_image_with_channels_last(args):
             with_channels_last = [self._ordered(x) for x in args[:3]]
             strides = [self._strides_with_channels_last(x) for x in promise]
             return self._call(target, [*with_channels_last, *args[3:]], kwargs, promise, strides)
         if target is aten.scaled_dot_product_attention.default:
-            args = [*args[:3], _as_floats(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
-            kwargs = {k: _as_floats(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
+            args = [*args[:3], self._mask(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
+            kwargs = {k: self._mask(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
             return self._call(target, args, kwargs, promise, [self._attention(args[0], args[2], promise)])
         return self._call(target, args, kwargs, promise)
+
+    def _mask(self, x: Any, dtype: torch.dtype) -> Any:
+        """A mask as attention adds it. If it is written for that, rows begin where efficient attention wants them."""
+        mask = _as_floats(x, dtype)
+        if not isinstance(mask, Tensor) or source_of(mask) in self.memory:
+            return mask
+        found = self._in_place(mask, multiple=MASK_ROW, shortest=1)
+        if found is None or (found.strides[-1] != 1 and mask.shape[-1] != 1):
+            found = self._in_place(self._defined(mask), multiple=MASK_ROW, shortest=1)
+        return found
 
     def _attention(self, queries: Tensor, values: Tensor, promise: torch.Tensor) -> Shape | None:
         """The strides of attention's result, by the kernel that torch takes: flash and cuDNN's attention, whose results
@@ -160,8 +179,26 @@ class OnGpu(FromRegion):
         assert add is not None
         return add(x, Tensor(x.shape, bias.dtype, lambda index: bias.at((index[dim],))))
 
-    def _is_image(self, x: Tensor) -> bool:
-        return x.rank == 4 and x.dtype in self.channels_last and all(s.is_constant for s in x.shape)
+    def _kind(self, *sizes: Any) -> CudnnConvolution:
+        return CudnnConvolution(*sizes)
+
+    def _with_channels_last(self, x: Tensor, convolution: Convolution) -> Ref | None:
+        return None if x.shape[1] == 1 else super()._with_channels_last(x, convolution)
+
+    # convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride,
+    #     SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups,
+    #     bool[3] output_mask) -> (Tensor, Tensor, Tensor)
+    def _is_image_with_channels_last(self, args: Sequence[Any]) -> bool:
+        """Whether gradients of a convolution are computed with channels last, as it is itself, see ``_convolution``."""
+        gradient, x, weight = args[:3]
+        is_known = all(s.is_constant for t in (gradient, x, weight) for s in t.shape)
+        if x.rank != 4 or x.dtype not in self.channels_last or not is_known or x.shape[1] == 1:
+            return False
+        is_placed = source_of(x) in self.memory
+        if is_placed and self._last(x, self._in_place(x)) is not None:
+            return True
+        image, kernel, result = ([int(s.constant) for s in t.shape] for t in (x, weight, gradient))
+        return self._kind(image, kernel, result, args[7], args[9], x.dtype).gains(1, copies=is_placed)
 
     def _strides_with_channels_last(self, x: object) -> Shape | None:
         is_image = isinstance(x, torch.Tensor) and x.dim() == 4
