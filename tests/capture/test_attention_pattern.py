@@ -168,6 +168,21 @@ def test_attention_is_one_op(function: Callable[..., torch.Tensor], shapes: Shap
         assert (got - exact).abs().mean() <= 1.5 * (eager - exact).abs().mean()
 
 
+def test_a_row_that_is_hidden_is_not_a_number() -> None:
+    """As in eager; a fused kernel has zeros there."""
+    gm = rewritten(shown_by_where, BIASED)
+    with _disable_current_modes():
+        q, k, v, bias = (torch.randn(s).bfloat16() for s in BIASED)
+        bias[1, 4], bias[2, 7] = 3, 0
+        got, eager = _on_cpu(gm)(q, k, v, bias), shown_by_where(q, k, v, bias)
+        assert eager[:, 1, 4].isnan().all() and not eager[:, 2, 7].isnan().any()
+        assert torch.equal(got.isnan(), eager.isnan())
+
+
+def test_nothing_asks_whether_a_triangle_hides_rows() -> None:
+    assert not count(rewritten(causal, ((2, 3, 9, 16),) * 3), aten.all.dim)
+
+
 @pytest.mark.parametrize(
     ("function", "shapes"),
     [(of_layers, ((2, 9, 48), (2, 5, 48))), (packed, ((2, 7, 144),)), (of_matrices, HEADS), (biased, BIASED)],

@@ -19,6 +19,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torch_max_backend.capture.attention_masks import LARGEST_MASK
+from torch_max_backend.capture.constant_folding import constant_nodes, evaluate
 from torch_max_backend.capture.fake_tensors import symbols_of, tensor_of, value_of
 from torch_max_backend.capture.fx_nodes import call_node
 from torch_max_backend.capture.user_controlled_ops import is_taken
@@ -73,8 +75,8 @@ class Attention:
 def recognize_attention(gm: fx.GraphModule) -> None:
     """Replace attention that is written out by the op, on a GPU and where nothing else reads the scores.
 
-    A forward whose backward reads the probabilities is left as it is. A row of scores of which a bias hides all has
-    zeros for a result, and not NaN.
+    A forward whose backward reads the probabilities is left as it is. Where masks hide all of a row by minus infinity,
+    the result is not a number, as that of the steps.
     """
     if is_taken(_OP, *_ATTENTION_STEPS):
         return
@@ -289,6 +291,9 @@ def _replace(gm: fx.GraphModule, attention: Attention) -> None:
         with like.fake_mode:
             wide = like.new_empty((batch, like.shape[1], heads, tensor_of(value).shape[-1])).transpose(1, 2)
         called.meta.update(val=wide, stack_trace=result.meta.get("stack_trace"))
+        empty = _empty_rows(gm, attention, lead, rows)
+        if empty is not None:
+            called = call_node(gm, aten.masked_fill.Scalar, (called, empty, math.nan), result)
         if wide.shape[-1] != like.shape[-1]:
             called = call_node(gm, aten.slice.Tensor, (called, 3, 0, like.shape[-1]), result)
         dense = call_node(gm, aten.clone.default, (called,), result, memory_format=torch.contiguous_format)
@@ -325,6 +330,26 @@ def _of_heads(gm: fx.GraphModule, node: fx.Node, shape: Sequence[int], lead: Seq
     return call_node(gm, aten.view.default, (dense, [*lead, rows, columns]), node)
 
 
+def _empty_rows(gm: fx.GraphModule, attention: Attention, lead: Sequence[int], rows: Sequence[int]) -> fx.Node | None:
+    """Where masks hide all scores of a row by minus infinity, as booleans ``[B, H, L, 1]``; nothing if nowhere."""
+    every: fx.Node | None = None
+    for each in attention.biases:
+        if each.hidden == -math.inf:
+            part = _of_heads(gm, _hidden(gm, each), (*each.lead, *rows), lead)
+            every = part if every is None else call_node(gm, aten.logical_or.default, (every, part), part)
+    if every is None:
+        return None
+    empty = call_node(gm, aten.all.dim, (every, -1, True), every)
+    known = evaluate(gm, [empty]).get(empty) if empty in constant_nodes(gm, LARGEST_MASK) else None
+    with _disable_current_modes():
+        return empty if known is None or bool(known.any()) else None
+
+
+def _hidden(gm: fx.GraphModule, bias: Operand) -> fx.Node:
+    """Where a mask hides scores."""
+    return call_node(gm, aten.logical_not.default, (bias.node,), bias.node) if bias.is_shown else bias.node
+
+
 def _as_numbers(gm: fx.GraphModule, bias: Operand, query: torch.Tensor) -> fx.Node:
     """What is added to scores in the dtype of queries."""
     node = bias.node
@@ -333,8 +358,7 @@ def _as_numbers(gm: fx.GraphModule, bias: Operand, query: torch.Tensor) -> fx.No
     lowest = torch.finfo(query.dtype).min if math.isfinite(bias.hidden) else bias.hidden
     how = {"dtype": query.dtype, "device": query.device}
     nothing = call_node(gm, aten.full.default, (list(tensor_of(node).shape), 0.0), node, **how)
-    hidden = call_node(gm, aten.logical_not.default, (node,), node) if bias.is_shown else node
-    return call_node(gm, aten.masked_fill.Scalar, (nothing, hidden, lowest), node)
+    return call_node(gm, aten.masked_fill.Scalar, (nothing, _hidden(gm, bias), lowest), node)
 
 
 def _with_zeros(gm: fx.GraphModule, node: fx.Node) -> fx.Node:
