@@ -575,10 +575,11 @@ class EmulatedLibrary(GridLibrary):
         """The bytes of each tensor in use, by address."""
 
     def own(self, x: Any) -> Any:
-        """An argument, whose memory kernels may touch if it is a tensor."""
-        if isinstance(x, torch.Tensor) and len(x.untyped_storage()):
-            storage = x.untyped_storage()
-            self.memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage)
+        """An argument, whose memory kernels may touch if it is a tensor, or a list of tensors."""
+        for t in x if isinstance(x, list) else [x]:
+            if isinstance(t, torch.Tensor) and len(t.untyped_storage()):
+                storage = t.untyped_storage()
+                self.memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage)
         return x
 
     def owning(self, function: Callable[..., Any]) -> Callable[..., Any]:

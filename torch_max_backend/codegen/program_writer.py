@@ -12,6 +12,7 @@ import torch
 
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.index_sites import Site
+from torch_max_backend.capture.fake_tensors import storage_key
 from torch_max_backend.codegen import library_workspaces
 from torch_max_backend.codegen.collective_signatures import collectives_of
 from torch_max_backend.codegen.grid_source import GridSource
@@ -26,7 +27,7 @@ from torch_max_backend.loops.symbols import expression_of
 from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.grid_program import ALIGNMENT as GRID_ALIGNMENT
 from torch_max_backend.runtime.grid_program import GridSegmentSpec
-from torch_max_backend.runtime.program import SEGMENT, ProgramSpec, SegmentSpec
+from torch_max_backend.runtime.program import HELD, SEGMENT, ProgramSpec, SegmentSpec
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.plan import Schedule
@@ -37,6 +38,9 @@ WORTH_A_TEAM = 60_000
 """Simple operations on one element that are worth waking threads for: some microseconds of one thread."""
 
 
+ALONE = 1 << 20
+"""Bytes from which on a GPU gives an intermediate memory of its own, which ends with it, and no part of the block."""
+
 MOST_OPS = 6
 """Names of ops in the name of a profiler range."""
 
@@ -46,6 +50,7 @@ class WrittenProgram:
     """A program's function, and the Mojo source of its kernels (empty if it has none).
 
     Behind its tensors the function takes an integer for each of ``symbols``, which are what the program has for them.
+    Inputs that it consumes it takes as one list, which it empties, behind the others.
     """
 
     spec: ProgramSpec
@@ -108,6 +113,8 @@ class _Writer:
         self.segments: list[SegmentSpec | GridSegmentSpec] = []
         self.source = Source(KernelWriter)
         self.outputs = {name: k for k, (name, _) in enumerate(plan.program.outputs)}
+        ports = dict(zip(plan.program.inputs, region.inputs, strict=False))  # a region without a graph has none
+        self.consumed = {name: port for name, port in ports.items() if port.consumed}
         self.as_tensors = self._needed_as_tensors()
         self.last = self._last_uses()
         self.reused = self._reused()
@@ -222,8 +229,9 @@ class _Writer:
 
     # -- text --------------------------------------------------------------------------------------------------
     def write(self) -> WrittenProgram:
-        names = list(self.plan.program.inputs)
-        for name, check in zip(names, self.checked, strict=True):
+        names = [name for name in self.plan.program.inputs if name not in self.consumed]
+        self._take_consumed()
+        for name, check in zip(self.plan.program.inputs, self.checked, strict=True):
             layout = self.plan.layouts[name]
             if check and len(layout.sizes):
                 size, stride = self._tuple(layout.sizes), self._tuple(layout.strides)
@@ -249,17 +257,31 @@ class _Writer:
         if self.block != 0:
             self.lines.insert(0, f"block = block_of({self._number(self.block)})")
             self.lines.insert(1, "base = block.data_ptr()")
-        self._begin(names)
+        parameters = [*names, *([HELD] if self.consumed else [])]
+        self._begin(parameters)
         body = "\n".join(f"    {line}" for line in [*self.head, *self.lines])
         symbols = {s: expr for s, expr in self.plan.program.symbols.items() if s in self.used}
-        text = f"def run({', '.join([*names, *map(str, symbols)])}):\n{body}\n"
+        text = f"def run({', '.join([*parameters, *map(str, symbols)])}):\n{body}\n"
         return self._written(text, tuple(symbols.values()))
 
-    def _begin(self, names: list[str]) -> None:
+    def _take_consumed(self) -> None:
+        """Count what nobody else holds, which is freed after its last use."""
+        for name, port in self.consumed.items():
+            layout = self.plan.layouts[name]
+            size = _room(layout.sizes, layout.strides) * self.dtypes[name].itemsize
+            self.ledger.given(name, size, storage_key(port.value) or name)
+        self.alive |= self.consumed.keys()
+
+    def _unpacked(self) -> list[str]:
+        """What takes consumed inputs from their list."""
+        return [f"{', '.join(self.consumed)}, = {HELD}"] if self.consumed else []
+
+    def _begin(self, parameters: list[str]) -> None:
         """What stands before everything else."""
         if ERRORS in self.dtypes:
             self.values["sites"] = tuple(self.plan.program.sites)
             self.lines.insert(0, f"{ERRORS} = two_words()")
+        self.head[:0] = [*self._unpacked(), *([f"{HELD}.clear()"] if self.consumed else [])]
 
     def _written(self, text: str, symbols: tuple[Any, ...]) -> WrittenProgram:
         counts = self.source.kernels, self.launches, tuple(self.calls), self.moved
@@ -469,14 +491,20 @@ class _GridWriter(_Writer):
         super().__init__(region, plan, checked, profiled)
         self.gpu, self.grid, self.check_indices = gpu, GridSource(), check_indices
 
-    def _begin(self, names: list[str]) -> None:
+    def _needed_as_tensors(self) -> set[str]:
+        sizes = {n: product(d.sizes) * d.dtype.itemsize for n, d in self.definitions.items()}
+        return super()._needed_as_tensors() | {n for n, size in sizes.items() if size.bounds[0] >= ALONE}
+
+    def _begin(self, parameters: list[str]) -> None:
         symbols = [s for s in self.plan.program.symbols if s in self.used]
-        args = f"({''.join(f'{x}, ' for x in [*names, *map(str, symbols)])})"
-        first = [f"if current() != {self.gpu}: return on_device({self.gpu}, run, {args})"]
-        pointers = " | ".join(f"{x}.data_ptr()" for x in names)
+        args = f"({''.join(f'{x}, ' for x in [*parameters, *map(str, symbols)])})"
+        first = [f"if current() != {self.gpu}: return on_device({self.gpu}, run, {args})", *self._unpacked()]
+        pointers = " | ".join(f"{x}.data_ptr()" for x in self.plan.program.inputs)
         if pointers:
-            stored = [names.index(target) for target, _ in self.plan.program.stores]
+            stored = [parameters.index(target) for target, _ in self.plan.program.stores]
             first.append(f"if ({pointers}) & {GRID_ALIGNMENT - 1}: return realigned(run, {args}, {tuple(stored)})")
+        if self.consumed:
+            first.append(f"{HELD}.clear()")
         self.head[:0] = first
 
     def _launch(self, nests: list[Nest], slots: dict[str, Slot], memory: dict[str, Extent]) -> None:
