@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import weakref
 from collections.abc import Sequence
@@ -15,7 +16,10 @@ from tests.support.grid_programs import SMALL_GPU
 from tests.support.loop_programs import LoopProgram, random_program
 from torch_max_backend.codegen import program_writer
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
-from torch_max_backend.loops.program import Call
+from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.program import Call, Called, Input, Ref, dense_strides
+from torch_max_backend.loops.rules import views
+from torch_max_backend.loops.tensor import building, define, named, pointwise
 from torch_max_backend.partition.region import Port
 from torch_max_backend.schedule.machine import GPU
 from torch_max_backend.schedule.plan import schedule
@@ -84,6 +88,59 @@ def test_what_is_freed_makes_room() -> None:
     made = first_with_calls()
     kept, consumed = (written(made, which).totals for which in ((), range(len(made.inputs))))
     assert max(int(t.constant) for t in consumed) <= max(int(t.constant) for t in kept)
+
+
+def product_of_twice(also: str = "") -> LoopProgram:
+    """Twice a matrix, times itself; ``also`` says what else is made of the matrix, which leaves."""
+    sizes = (Index.of(8), Index.of(8))
+    with building() as b:
+        b.program.inputs["x0"] = Input("x0", torch.float32, sizes, dense_strides(sizes))
+        x = named("x0", sizes, torch.float32)
+        twice = pointwise(lambda e: e * 2.0, views.t(x) if also == "its transpose alone" else x)
+        define(twice.shape, twice.dtype, twice.at)
+        ref = Ref(b.program.steps[-1].name, sizes, dense_strides(sizes), Index.of(0))  # type: ignore[union-attr]
+        called = Called(b.name(), torch.float32, sizes, dense_strides(sizes))
+        b.program.steps.append(Call("ATen", torch.ops.aten.mm.default, (ref, ref), {}, (called,)))
+        b.program.outputs.append((called.name, (0, 1)))
+        if also == "a later sum":
+            result = named(called.name, sizes, torch.float32)
+            later = pointwise(lambda e, f: e + f, result, x)
+            define(later.shape, later.dtype, later.at)
+            b.program.outputs.append((b.program.steps[-1].name, (0, 1)))  # type: ignore[union-attr]
+        b.program.shapes.update({name: sizes for name, _ in b.program.outputs})
+    count = len(b.program.outputs)
+    x0 = torch.arange(64.0).remainder(5).reshape(8, 8)
+    return LoopProgram(0, b.program, [x0], False, [(8, 8)] * count, machine=SMALL_GPU)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_an_input_that_nobody_else_has_is_written_over(monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
+    monkeypatch.setattr(program_writer, "ALONE", 1)
+    made = product_of_twice()
+    held = made.fresh()
+    (address,) = (x.data_ptr() for x in held)
+    kept = list(held) if is_shared else []
+    program = written(made, [0])
+    read: list[int] = []
+
+    def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        read.append(x.data_ptr())
+        return torch.mm(x, y)
+
+    (name,) = (n for n, value in program.spec.values.items() if value is torch.ops.aten.mm.default)
+    program = dataclasses.replace(program, spec=dataclasses.replace(program.spec, values={name: product}))
+    outputs = emulated(program)(held)
+    assert (read == [address]) is not is_shared
+    assert all(x.equal(y) for x, y in zip(kept, made.inputs, strict=False))
+    made.check([*outputs, *made.inputs], made.expected(), "written over an input")
+
+
+@pytest.mark.parametrize("also", ["a later sum", "its transpose alone"])
+def test_what_is_read_elsewhere_is_not_written_over(monkeypatch: pytest.MonkeyPatch, also: str) -> None:
+    monkeypatch.setattr(program_writer, "ALONE", 1)
+    assert "references(" in written(product_of_twice(), [0]).spec.source
+    assert "references(" not in written(product_of_twice(), []).spec.source
+    assert "references(" not in written(product_of_twice(also), [0]).spec.source
 
 
 def test_inputs_that_begin_anywhere_are_copied() -> None:

@@ -490,10 +490,50 @@ class _GridWriter(_Writer):
     ) -> None:
         super().__init__(region, plan, checked, profiled)
         self.gpu, self.grid, self.check_indices = gpu, GridSource(), check_indices
+        self.donated = self._donated()
 
     def _needed_as_tensors(self) -> set[str]:
         sizes = {n: product(d.sizes) * d.dtype.itemsize for n, d in self.definitions.items()}
         return super()._needed_as_tensors() | {n for n, size in sizes.items() if size.bounds[0] >= ALONE}
+
+    def _donated(self) -> dict[str, str]:
+        """Intermediates that are written over the last use of a consumed input, element by element, with the input.
+
+        That is decided at each call, by who else has the input's memory (`runtime/sole_owner.py`).
+        """
+        leaving = {*self.outputs, *(s for _, s in self.plan.program.stores)}
+        taken, found = {*self.in_place, *self.reused, *leaving}, dict[str, str]()
+        for k, step in enumerate(self.plan.steps):
+            statements = [] if isinstance(step, Call) else [s for stage in step.stages for s in stage.statements]
+            for s in statements:
+                if s.name not in self.as_tensors - taken or s.how is not None or s.address is None:
+                    continue
+                for x in loads(*s.expressions):
+                    ends = x.source in self.consumed.keys() - leaving and self.last[x.source] == k
+                    if not ends or x.index != (s.address,) or x.source in found.values() or s.name in found:
+                        continue
+                    if self._has_room(x.source, s.name) and _reads_are_over([step], x.source, s.name):
+                        found[s.name] = x.source
+        return found
+
+    def _has_room(self, given: str, name: str) -> bool:
+        """Whether a large input has as many elements in memory as a tensor of the same dtype."""
+        layout = self.plan.layouts[given]
+        room = _room(layout.sizes, layout.strides)
+        is_large = (room * self.dtypes[given].itemsize).bounds[0] >= ALONE
+        return is_large and self.dtypes[given] is self.dtypes[name] and room == _room(*self._layout(name))
+
+    def _allocate(self, name: str) -> None:
+        given = self.donated.get(name)
+        if given is None:
+            super()._allocate(name)
+            return
+        layout = ", ".join(map(self._tuple, self._layout(name)))
+        dtype = str(self.dtypes[name]).removeprefix("torch.")
+        over, new = f"{given}.as_strided({layout})", f"empty({layout}, {dtype})"
+        self.lines.append(f"{name} = {over} if references({given}) == one else {new}")
+        self.alive.add(name)
+        self.ledger.share(name, given)
 
     def _begin(self, parameters: list[str]) -> None:
         symbols = [s for s in self.plan.program.symbols if s in self.used]

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch_max_backend.base.index_sites import Site
 from torch_max_backend.runtime.cuda_launch import CudaLibrary, Launch, Launches, Word, load_cubin
 from torch_max_backend.runtime.index_reports import reports_of
+from torch_max_backend.runtime.sole_owner import of_one_variable, references
 
 ALIGNMENT = 16
 """Bytes."""
@@ -75,6 +76,8 @@ def grid_names(gpu: int, sites: tuple[Site, ...]) -> dict[str, Any]:
         "current": torch._C._cuda_getDevice,
         "on_device": _on_device,
         "realigned": realigned,
+        "references": references,
+        "one": of_one_variable(),
     }
     fast = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
     if fast is not None:  # private, and a third of the time; on the current device, which is the program's
