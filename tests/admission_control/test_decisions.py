@@ -242,6 +242,24 @@ def test_a_backward_frees_what_its_forward_saved() -> None:
 
 
 @pytest.mark.sampled
+@pytest.mark.any_runner("programs, which free what they read")
+def test_gradients_take_the_memory_of_activations() -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(*(m for _ in range(6) for m in (torch.nn.Linear(256, 256), torch.nn.Tanh())))
+    x = torch.randn(256, 256)
+    compiled = compiled_with(lambda x: layers(x).square().mean())
+    compiled(x).backward()
+    layers.zero_grad()
+    with allocations() as found:
+        loss = compiled(x)
+    saved = found.peak
+    with allocations() as found:
+        loss.backward()
+    assert saved >= 6 * x.nbytes
+    assert found.peak < bytes_of(layers) / 2
+
+
+@pytest.mark.sampled
 @pytest.mark.any_runner("such a region counts as if torch ran it")
 def test_a_region_of_max_counts_op_by_op() -> None:
     x, w = inputs()

@@ -17,6 +17,7 @@ from torch_max_backend.capture.joint_graph import (
     drop_aliases,
     name_transposes,
     partition,
+    save_narrow,
     save_no_probabilities,
     save_wholes,
 )
@@ -199,6 +200,62 @@ def test_what_is_saved_of_a_whole(what: str) -> None:
     expected = {"both halves": [(4, 4)], "one half": [(4, 2)], "rows": [(2, 4), (2, 4)], "the whole too": [(4, 4)]}
     assert kept == expected[what]
     torch.testing.assert_close(second(*first(x)[1:]), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("computed", [torch.bfloat16]),
+        ("a product", [torch.bfloat16]),
+        ("a view of a product", [torch.bfloat16]),
+        ("saved too", [torch.bfloat16]),
+        ("a mask", [torch.bool]),
+        ("read by a product", [torch.float32]),
+        ("a narrowing", [torch.bfloat16]),
+        ("an integer", [torch.float64]),
+    ],
+)
+def test_what_is_saved_of_a_cast(what: str, expected: list[torch.dtype]) -> None:
+    def forward(x: torch.Tensor) -> Any:
+        narrow = x.sin().to(torch.bfloat16)
+        if what == "computed":
+            kept = [narrow.float()]
+        elif what == "a product":
+            kept = [(narrow @ narrow).float()]
+        elif what == "a view of a product":
+            kept = [(narrow @ narrow).view(2, 2, 4).permute(2, 0, 1).float()]
+        elif what == "saved too":
+            kept = [narrow, narrow.float()]
+        elif what == "a mask":
+            kept = [(x > 0).float()]
+        elif what == "an integer":
+            kept = [x.int().double()]
+        else:
+            kept = [narrow.float() if what == "read by a product" else narrow]
+        return x.sum(), *kept
+
+    def backward(*saved: torch.Tensor) -> Any:
+        return [t.t() @ t if what == "read by a product" else t * 2 + i for i, t in enumerate(saved)]
+
+    x = torch.randn(4, 4)
+    first, second = cut(forward, backward, x)
+    before = second(*first(x)[1:])
+    save_narrow(first, second, 1)
+    first.graph.lint()
+    second.graph.lint()
+    assert [n.meta["val"].dtype for n in first.graph.output_node().args[0][1:]] == expected
+    kinds = [n.target for n in first.graph.nodes]
+    assert what != "a product" or kinds.count(aten._to_copy.default) == 2, "a product is in memory, and saved itself"
+    torch.testing.assert_close(second(*first(x)[1:]), before, rtol=0, atol=0)
+
+
+def test_a_norm_saves_its_input_in_16_bits() -> None:
+    def normalized(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x.sin().to(torch.bfloat16).float(), (8,))
+
+    kept = saved(normalized, torch.randn(4, 8, requires_grad=True))
+    assert [t.dtype for t in kept if t.shape == (4, 8)].count(torch.bfloat16) == 1
+    assert sum(t.dtype == torch.float32 and t.shape == (4, 8) for t in kept) <= 1, "and that is the sine's argument"
 
 
 def test_a_whole_is_cut_where_its_first_piece_is_read() -> None:

@@ -32,6 +32,7 @@ from torch_max_backend.loops.expr import OPERATIONS, SHORT
 from torch_max_backend.loops.interpreter import _TORCH
 from torch_max_backend.runtime import program as program_module
 from torch_max_backend.runtime.grid_program import GridLibrary, KernelLaunch, realigned
+from torch_max_backend.runtime.sole_owner import references
 
 WARP = 32
 DTYPES = {short: dtype for dtype, short in SHORT.items()}
@@ -589,10 +590,11 @@ class EmulatedLibrary(GridLibrary):
         """The bytes of each tensor in use, by address."""
 
     def own(self, x: Any) -> Any:
-        """An argument, whose memory kernels may touch if it is a tensor."""
-        if isinstance(x, torch.Tensor) and len(x.untyped_storage()):
-            storage = x.untyped_storage()
-            self.memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage)
+        """An argument, whose memory kernels may touch if it is a tensor, or a list of tensors."""
+        for t in x if isinstance(x, list) else [x]:
+            if isinstance(t, torch.Tensor) and len(t.untyped_storage()):
+                storage = t.untyped_storage()
+                self.memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage)
         return x
 
     def owning(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -634,6 +636,12 @@ def _without_comments(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
+def _of_one_variable(library: EmulatedLibrary) -> tuple[int, ...]:
+    """What holds a tensor that nobody but a variable and the library has."""
+    x = library.own(torch.empty(1))
+    return references(x)
+
+
 def emulated(written: WrittenProgram) -> Callable[..., tuple[torch.Tensor, ...]]:
     """A program for a GPU as a function of CPU tensors."""
     library = EmulatedLibrary(written.source)
@@ -652,6 +660,8 @@ def emulated(written: WrittenProgram) -> Callable[..., tuple[torch.Tensor, ...]]
         "realigned": lambda run, args, written: realigned(
             lambda *copies: run(*map(library.own, copies)), args, written
         ),
+        "references": references,
+        "one": _of_one_variable(library),
         "errors": torch.zeros(1, dtype=torch.int64),
     }
     with mock.patch.object(program_module, "grid_names", return_value=names):

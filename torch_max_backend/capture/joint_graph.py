@@ -39,6 +39,7 @@ def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.
         step(joint)
     joint.graph.lint()
     forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **how)
+    save_narrow(forward, backward, how["num_fwd_outputs"])
     save_wholes(forward, backward, how["num_fwd_outputs"])
     forward.graph.output_node().meta[SAVED_FROM] = how["num_fwd_outputs"]
     forward.meta[BACKWARD] = backward
@@ -135,6 +136,83 @@ _POOLS = [
 
 
 # -- after the cut ---------------------------------------------------------------------------------------------------
+def save_narrow(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """Save what a cast widens instead of what becomes of it, as the 16 bits of a norm's input in float32.
+
+    The backward casts again, which its kernels do as they read. Left alone is what a library reads there, for which the
+    cast would be a copy, and what is not exactly the same number in fewer bytes. What is in memory anyway is saved
+    itself, anything else as it comes out of the forward's cast, cast back: one kernel makes both.
+
+    Args:
+        results: How many outputs the forward has before those that it saves.
+    """
+    output = forward.graph.output_node()
+    outputs = list(output.args[0])
+    given = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    for node in outputs[results:]:
+        if not isinstance(node, fx.Node) or not _widens(node) or _is_read_by_library(given.get(node.name)):
+            continue
+        placeholder = given[node.name]
+        steps = [*_views(node.args[0]), node]
+        narrow = steps[0].args[0]
+        is_saved = narrow in outputs[results:] and narrow.name in given
+        is_whole = len(steps) == 1 or tensor_of(narrow).nbytes < tensor_of(node).nbytes
+        if not is_saved and not (_is_in_memory(narrow) and is_whole):
+            with forward.graph.inserting_after(node):
+                narrow = call_node(forward, aten._to_copy.default, (node,), node, dtype=tensor_of(node.args[0]).dtype)
+            steps = [node]
+        if is_saved:
+            source = given[narrow.name]
+            outputs = [*outputs[:results], *(n for n in outputs[results:] if n is not node)]
+        else:
+            with backward.graph.inserting_before(placeholder):
+                source = given[narrow.name] = backward.graph.placeholder(narrow.name)
+            source.meta.update(narrow.meta)
+            outputs[outputs.index(node, results)] = narrow
+        first = next(n for n in backward.graph.nodes if n in placeholder.users)
+        copied = {steps[0].args[0]: source}
+        for step in steps:
+            with backward.graph.inserting_before(first):
+                copied[step] = backward.graph.node_copy(step, copied.__getitem__)
+        placeholder.replace_all_uses_with(copied[node])
+        backward.graph.erase_node(placeholder)
+    if outputs != list(output.args[0]):
+        output.args = (tuple(outputs),)
+        forward.recompile()
+        backward.recompile()
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether a node is a cast to a dtype of more bytes that has every number of the other one."""
+    if node.target is not aten._to_copy.default or node.kwargs.keys() != {"dtype"} or is_taken(node.target):
+        return False
+    narrow, wide = tensor_of(node.args[0]).dtype, tensor_of(node).dtype
+    is_kept = narrow == torch.bool or narrow.is_floating_point == wide.is_floating_point
+    return is_kept and narrow.itemsize < wide.itemsize and torch.promote_types(narrow, wide) == wide
+
+
+def _is_read_by_library(node: fx.Node | None) -> bool:
+    """Whether a product or a convolution reads a node, or a view of it; whether it is unknown who does."""
+    if node is None or not node.users:
+        return True
+    return any(n.target in _PRODUCTS or (n.target in _VIEWS and _is_read_by_library(n)) for n in node.users)
+
+
+def _is_in_memory(node: fx.Node) -> bool:
+    """Whether a library computes a node. It adds no bias to a convolution."""
+    return node.target in _PRODUCTS and (node.target is not aten.convolution.default or node.args[2] is None)
+
+
+_PRODUCTS = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.convolution.default,
+    aten.convolution_backward.default,
+}
+
+
 def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
     """Save a tensor in the place of its pieces that do not lie side by side, such as queries, keys and values.
 

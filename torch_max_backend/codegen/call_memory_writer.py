@@ -29,13 +29,15 @@ class Effect:
 
     ``made`` are variables with the nodes whose results they hold, ``fresh`` whether these have memory of their own,
     whatever torch's fake tensors share. ``peaks`` are totals that the line reaches on ``device`` above what was there
-    before it.
+    before it. ``held`` are variables that the line hands over: those that are dead behind it are freed by what it
+    calls.
     """
 
     made: tuple[tuple[str, fx.Node], ...] = ()
     fresh: bool = False
     peaks: tuple[Any, ...] = ()
     device: str = "cpu"
+    held: tuple[str, ...] = ()
 
 
 NOTHING = Effect()
@@ -70,6 +72,7 @@ class CallMemoryWriter:
         for peak in effect.peaks:
             ledger = self.ledgers.setdefault(effect.device, Ledger())
             ledger.reach(ledger.now + peak)
+        self._drop([name for name in dead if name in effect.held])
         for name, node in effect.made:
             self.names[node] = name
             for k, t in enumerate(tensors_of(value_of(node))):
@@ -83,7 +86,10 @@ class CallMemoryWriter:
                         ledger.share(name, self.names[source])
                 if not sources:
                     ledger.take(name, storage_bytes(t), ("of", name, storage_key(t) or k))
-        for name in dead:
+        self._drop(dead)
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
             for device in self.devices.pop(name, ()):
                 self.ledgers[device].drop(name)
 

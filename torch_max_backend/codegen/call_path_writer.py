@@ -41,7 +41,7 @@ from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.call_path import CallSpec
 from torch_max_backend.runtime.control_flow import RUN
 from torch_max_backend.runtime.cuda_graphs.output_copies import COPY_LIMIT
-from torch_max_backend.runtime.program import ProgramSpec
+from torch_max_backend.runtime.program import HELD, ProgramSpec
 from torch_max_backend.runtime.region_call import RegionSpec
 
 
@@ -255,10 +255,14 @@ class _Writer:
         first += [f"    {line}" for name, line in self.symbol_lines.items() if name in used]
         body: list[str] = []
         for i, (text, reads, effect) in enumerate(self.lines):
-            body.append(f"    {text}")
             dead = sorted(r for r in reads if last[r] == i and r[0] in "av" and not text.startswith("return"))
-            if dead:
-                body.append(f"    del {', '.join(dead)}")
+            if effect.held:
+                body.append(f"    {HELD} = [{', '.join(effect.held)}]")
+            handed = [name for name in dead if name in effect.held]
+            body += [f"    del {', '.join(handed)}"] * bool(handed)
+            body.append(f"    {text}")
+            ended = [name for name in dead if name not in effect.held]
+            body += [f"    del {', '.join(ended)}"] * bool(ended)
             self.memory.note(effect, dead)
         arguments = ", ".join(self.names[n] for n in self.placeholders)
         unpacked = [f"    {arguments}, = args"] if arguments else []
@@ -367,19 +371,21 @@ class _Writer:
         self.regions.append(program.spec)
         if self.profile:
             self.profiled[function] = f"program{len(self.regions) - 1}"
-        text = ", ".join([*(self._name(p.node) for p in region.inputs), *map(self._expr, program.symbols)])
+        given = [self._name(p.node) for p in region.inputs if not p.consumed]
+        held = tuple(self._name(p.node) for p in region.inputs if p.consumed)
+        text = ", ".join([*given, *([HELD] if held else []), *map(self._expr, program.symbols)])
         for port in region.outputs:
             self.names[port.node] = f"v{len(self.names)}"
-        self._call_of(region, f"{function}({text})", program.peaks)
+        self._call_of(region, f"{function}({text})", program.peaks, held)
         for k, port in enumerate(region.outputs):
             if k not in program.strides:
                 self._give_strides(port)
 
-    def _call_of(self, region: Region, call: str, peaks: tuple[Any, ...]) -> None:
+    def _call_of(self, region: Region, call: str, peaks: tuple[Any, ...], held: tuple[str, ...] = ()) -> None:
         made = tuple((self.names[p.node], p.node) for p in region.outputs)
         targets = "".join(f"{name}, " for name, _ in made)
         device = next((str(t.device) for n in region.nodes for t in tensors_of(value_of(n))), "cpu")
-        self._emit(f"{targets}= {call}" if targets else call, Effect(made, True, peaks, device))
+        self._emit(f"{targets}= {call}" if targets else call, Effect(made, True, peaks, device, held))
 
     def _give_strides(self, port: Port) -> None:
         """From the memory order that the region returns to the strides that torch promises."""

@@ -12,6 +12,7 @@ import torch
 
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.index_sites import Site
+from torch_max_backend.capture.fake_tensors import storage_key
 from torch_max_backend.codegen import library_workspaces
 from torch_max_backend.codegen.collective_signatures import collectives_of
 from torch_max_backend.codegen.grid_source import GridSource
@@ -27,7 +28,7 @@ from torch_max_backend.loops.symbols import expression_of
 from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.grid_program import ALIGNMENT as GRID_ALIGNMENT
 from torch_max_backend.runtime.grid_program import GridSegmentSpec
-from torch_max_backend.runtime.program import SEGMENT, ProgramSpec, SegmentSpec
+from torch_max_backend.runtime.program import HELD, SEGMENT, ProgramSpec, SegmentSpec
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.plan import Schedule
@@ -38,6 +39,9 @@ WORTH_A_TEAM = 60_000
 """Simple operations on one element that are worth waking threads for: some microseconds of one thread."""
 
 
+ALONE = 1 << 20
+"""Bytes from which on a GPU gives an intermediate memory of its own, which ends with it, and no part of the block."""
+
 MOST_OPS = 6
 """Names of ops in the name of a profiler range."""
 
@@ -47,6 +51,7 @@ class WrittenProgram:
     """A program's function, and the Mojo source of its kernels (empty if it has none).
 
     Behind its tensors the function takes an integer for each of ``symbols``, which are what the program has for them.
+    Inputs that it consumes it takes as one list, which it empties, behind the others.
     """
 
     spec: ProgramSpec
@@ -109,6 +114,8 @@ class _Writer:
         self.segments: list[SegmentSpec | GridSegmentSpec] = []
         self.source = Source(KernelWriter)
         self.outputs = {name: k for k, (name, _) in enumerate(plan.program.outputs)}
+        ports = dict(zip(plan.program.inputs, region.inputs, strict=False))  # a region without a graph has none
+        self.consumed = {name: port for name, port in ports.items() if port.consumed}
         self.as_tensors = self._needed_as_tensors()
         nests = [s for s in steps if not isinstance(s, Call)]
         self.rough = rough_tensors(nests, {*self.as_tensors, *self.in_place})
@@ -225,8 +232,9 @@ class _Writer:
 
     # -- text --------------------------------------------------------------------------------------------------
     def write(self) -> WrittenProgram:
-        names = list(self.plan.program.inputs)
-        for name, check in zip(names, self.checked, strict=True):
+        names = [name for name in self.plan.program.inputs if name not in self.consumed]
+        self._take_consumed()
+        for name, check in zip(self.plan.program.inputs, self.checked, strict=True):
             layout = self.plan.layouts[name]
             if check and len(layout.sizes):
                 size, stride = self._tuple(layout.sizes), self._tuple(layout.strides)
@@ -252,17 +260,31 @@ class _Writer:
         if self.block != 0:
             self.lines.insert(0, f"block = block_of({self._number(self.block)})")
             self.lines.insert(1, "base = block.data_ptr()")
-        self._begin(names)
+        parameters = [*names, *([HELD] if self.consumed else [])]
+        self._begin(parameters)
         body = "\n".join(f"    {line}" for line in [*self.head, *self.lines])
         symbols = {s: expr for s, expr in self.plan.program.symbols.items() if s in self.used}
-        text = f"def run({', '.join([*names, *map(str, symbols)])}):\n{body}\n"
+        text = f"def run({', '.join([*parameters, *map(str, symbols)])}):\n{body}\n"
         return self._written(text, tuple(symbols.values()))
 
-    def _begin(self, names: list[str]) -> None:
+    def _take_consumed(self) -> None:
+        """Count what nobody else holds, which is freed after its last use."""
+        for name, port in self.consumed.items():
+            layout = self.plan.layouts[name]
+            size = _room(layout.sizes, layout.strides) * self.dtypes[name].itemsize
+            self.ledger.given(name, size, storage_key(port.value) or name)
+        self.alive |= self.consumed.keys()
+
+    def _unpacked(self) -> list[str]:
+        """What takes consumed inputs from their list."""
+        return [f"{', '.join(self.consumed)}, = {HELD}"] if self.consumed else []
+
+    def _begin(self, parameters: list[str]) -> None:
         """What stands before everything else."""
         if ERRORS in self.dtypes:
             self.values["sites"] = tuple(self.plan.program.sites)
             self.lines.insert(0, f"{ERRORS} = two_words()")
+        self.head[:0] = [*self._unpacked(), *([f"{HELD}.clear()"] if self.consumed else [])]
 
     def _written(self, text: str, symbols: tuple[Any, ...]) -> WrittenProgram:
         counts = self.source.kernels, self.launches, tuple(self.calls), self.moved
@@ -471,15 +493,61 @@ class _GridWriter(_Writer):
     ) -> None:
         super().__init__(region, plan, checked, profiled)
         self.gpu, self.grid, self.check_indices = gpu, GridSource(), check_indices
+        self.donated = self._donated()
 
-    def _begin(self, names: list[str]) -> None:
+    def _needed_as_tensors(self) -> set[str]:
+        sizes = {n: product(d.sizes) * d.dtype.itemsize for n, d in self.definitions.items()}
+        return super()._needed_as_tensors() | {n for n, size in sizes.items() if size.bounds[0] >= ALONE}
+
+    def _donated(self) -> dict[str, str]:
+        """Intermediates that are written over the last use of a consumed input, element by element, with the input.
+
+        That is decided at each call, by who else has the input's memory (`runtime/sole_owner.py`).
+        """
+        leaving = {*self.outputs, *(s for _, s in self.plan.program.stores)}
+        taken, found = {*self.in_place, *self.reused, *leaving}, dict[str, str]()
+        for k, step in enumerate(self.plan.steps):
+            statements = [] if isinstance(step, Call) else [s for stage in step.stages for s in stage.statements]
+            for s in statements:
+                if s.name not in self.as_tensors - taken or s.how is not None or s.address is None:
+                    continue
+                for x in loads(*s.expressions):
+                    ends = x.source in self.consumed.keys() - leaving and self.last[x.source] == k
+                    if not ends or x.index != (s.address,) or x.source in found.values() or s.name in found:
+                        continue
+                    if self._has_room(x.source, s.name) and _reads_are_over([step], x.source, s.name):
+                        found[s.name] = x.source
+        return found
+
+    def _has_room(self, given: str, name: str) -> bool:
+        """Whether a large input has as many elements in memory as a tensor of the same dtype."""
+        layout = self.plan.layouts[given]
+        room = _room(layout.sizes, layout.strides)
+        is_large = (room * self.dtypes[given].itemsize).bounds[0] >= ALONE
+        return is_large and self.dtypes[given] is self.dtypes[name] and room == _room(*self._layout(name))
+
+    def _allocate(self, name: str) -> None:
+        given = self.donated.get(name)
+        if given is None:
+            super()._allocate(name)
+            return
+        layout = ", ".join(map(self._tuple, self._layout(name)))
+        dtype = str(self.dtypes[name]).removeprefix("torch.")
+        over, new = f"{given}.as_strided({layout})", f"empty({layout}, {dtype})"
+        self.lines.append(f"{name} = {over} if references({given}) == one else {new}")
+        self.alive.add(name)
+        self.ledger.share(name, given)
+
+    def _begin(self, parameters: list[str]) -> None:
         symbols = [s for s in self.plan.program.symbols if s in self.used]
-        args = f"({''.join(f'{x}, ' for x in [*names, *map(str, symbols)])})"
-        first = [f"if current() != {self.gpu}: return on_device({self.gpu}, run, {args})"]
-        pointers = " | ".join(f"{x}.data_ptr()" for x in names)
+        args = f"({''.join(f'{x}, ' for x in [*parameters, *map(str, symbols)])})"
+        first = [f"if current() != {self.gpu}: return on_device({self.gpu}, run, {args})", *self._unpacked()]
+        pointers = " | ".join(f"{x}.data_ptr()" for x in self.plan.program.inputs)
         if pointers:
-            stored = [names.index(target) for target, _ in self.plan.program.stores]
+            stored = [parameters.index(target) for target, _ in self.plan.program.stores]
             first.append(f"if ({pointers}) & {GRID_ALIGNMENT - 1}: return realigned(run, {args}, {tuple(stored)})")
+        if self.consumed:
+            first.append(f"{HELD}.clear()")
         self.head[:0] = first
 
     def _launch(self, nests: list[Nest], slots: dict[str, Slot], memory: dict[str, Extent]) -> None:

@@ -48,6 +48,7 @@ from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.lowering.graph_builder import NodeRefused, mismatch_error
 from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
+from torch_max_backend.partition.consumed_inputs import mark_consumed
 from torch_max_backend.partition.partitioner import Plan, partition
 from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.call_path import Artifact, CallSpec
@@ -152,6 +153,8 @@ class _Cut:
             known = len(self.without_loops)
             if self.options.compile == "wait" and not self.no_programs:
                 set_free(plan, self.gm)
+            if not self.options.verify:  # which reads a region's inputs again
+                mark_consumed(plan, self.gm.graph)
             programs = {} if self.no_programs else programs_of(plan.regions, self.options, self.without_loops)
             if len(self.without_loops) > known:
                 continue

@@ -25,14 +25,15 @@ class Port:
     """A tensor that enters or leaves a region.
 
     ``order`` is the permutation of its dimensions in which it is contiguous at the boundary. ``mutable`` marks an
-    input that the region writes in place, ``free`` an output that may lie in memory in any way: only a backward reads
-    it, which is told.
+    input that the region writes in place, ``consumed`` one that nobody reads behind it, which a program frees itself;
+    ``free`` marks an output that may lie in memory in any way: only a backward reads it, which is told.
     """
 
     node: fx.Node
     order: tuple[int, ...]
     mutable: bool = False
     free: bool = False
+    consumed: bool = False
 
     @property
     def value(self) -> torch.Tensor:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch_max_backend.base.index_sites import Site
 from torch_max_backend.runtime.cuda_launch import CudaLibrary, Launch, Launches, Word, load_cubin
 from torch_max_backend.runtime.index_reports import reports_of
+from torch_max_backend.runtime.sole_owner import of_one_variable, references
 
 ALIGNMENT = 16
 """Bytes."""
@@ -75,6 +76,8 @@ def grid_names(gpu: int, sites: tuple[Site, ...]) -> dict[str, Any]:
         "current": torch._C._cuda_getDevice,
         "on_device": _on_device,
         "realigned": realigned,
+        "references": references,
+        "one": of_one_variable(),
     }
     fast = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
     if fast is not None:  # private, and a third of the time; on the current device, which is the program's
@@ -101,9 +104,9 @@ def _on_device(gpu: int, run: Callable[..., Any], args: Sequence[Any]) -> Any:
 def realigned(run: Callable[..., Any], args: Sequence[Any], written: Sequence[int]) -> Any:
     """Call a program with copies of the tensors that do not begin where it can read vectors.
 
-    ``written`` are the positions of those that it writes to.
+    Among ``args`` may be a list of tensors. ``written`` are the positions of those that the program writes to.
     """
-    copies = [_copied(x) if isinstance(x, torch.Tensor) and x.data_ptr() % ALIGNMENT else x for x in args]
+    copies = [[_aligned(t) for t in x] if isinstance(x, list) else _aligned(x) for x in args]
     results = run(*copies)
     for k in written:
         if copies[k] is not args[k]:
@@ -111,7 +114,9 @@ def realigned(run: Callable[..., Any], args: Sequence[Any], written: Sequence[in
     return results
 
 
-def _copied(x: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, whatever they are."""
+def _aligned(x: Any) -> Any:
+    """A copy with the same strides of a tensor that does not begin where vectors can be read; all else as it is."""
+    if not isinstance(x, torch.Tensor) or x.data_ptr() % ALIGNMENT == 0:
+        return x
     span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride())

@@ -30,6 +30,9 @@ from torch_max_backend.runtime.profiler_ranges import module_range, profiler_ran
 SEGMENT = "segment"
 """Functions of a library are called this, with their number behind it."""
 
+HELD = "held"
+"""What a call path and a program call the list of the inputs that the program consumes."""
+
 LIBRARY = "program"
 """The name under which the store has a library of kernels, where it has the name of a graph for others."""
 
