@@ -93,31 +93,60 @@ class ThreadExchange(KernelWriter):
         use = f"value{int(self.turn)}" if in_turns else "value"
         values = self._shared(SHORT[gathered_dtype(s)], count, use)
         places = self._shared("i64", count, f"place of {use}") if s.place is not None else ""
-        own_place = "thread_in_block()" if lanes == 1 else f"thread_in_block() * {lanes}"
-        self._line(f"shared_store({values}, {own_place}, {own.value})")
+        self._tell(values, own.value, lanes)
         if places:
-            self._line(f"shared_store({places}, {own_place}, {own.place})")
-
-        def folded(count: int, among: int) -> Accumulator:
-            """So many of the values that are ``among`` outer indices' threads apart."""
-            column = f"rem32(thread_in_block(), {rows * among})" + (f" * {lanes}" if lanes > 1 else "")
-            return self._folded(s, values, places, column, rows * among * lanes, count, lanes)
-
+            self._tell(places, own.place, 1)
         self._line("block_barrier()")
-        if threads <= AT_ONCE:
-            found = folded(threads, 1)
+        if threads * lanes <= AT_ONCE * (1 if lanes == 1 else 4):
+            found = self._folded(s, values, places, f"rem32(thread_in_block(), {rows})", rows, threads, lanes)
+        elif lanes > 1:
+            found = self._folded_by_lanes(s, values, lanes)
         else:  # few threads fold what lies their number apart, and write it where none of the others reads
             few = 1 << (threads.bit_length() - 1) // 2
             with self._block(f"if mine < {few}:"):
-                some = folded(threads // few, few)
-                self._line(f"shared_store({values}, {own_place}, {some.value})")
+                column = f"rem32(thread_in_block(), {rows * few})"
+                some = self._folded(s, values, places, column, rows * few, threads // few)
+                self._tell(values, some.value, 1)
                 if places:
-                    self._line(f"shared_store({places}, {own_place}, {some.place})")
+                    self._tell(places, some.place, 1)
             self._line("block_barrier()")
-            found = folded(few, 1)
+            found = self._folded(s, values, places, f"rem32(thread_in_block(), {rows})", rows, few)
         if not in_turns:
             self._line("block_barrier()")
         return found
+
+    def _tell(self, memory: str, value: str, lanes: int) -> None:
+        """Write a thread's value to shared memory, each lane where those of all threads are neighbours."""
+        for k in range(lanes):
+            at = f"thread_in_block() + {k * self.nest.block}" if k else "thread_in_block()"
+            self._line(f"shared_store({memory}, {at}, {value if lanes == 1 else f'lane_at({value}, {k})'})")
+
+    def _told(self, memory: str, at: str, lanes: int) -> str:
+        """A vector in shared memory, as a variable."""
+        if lanes == 1:
+            return self._new("a", f"shared_load[1]({memory}, {at})", 1)[0]
+        parts = [self._new("a", f"shared_load[1]({memory}, {at} + {k * self.nest.block})", 1)[0] for k in range(lanes)]
+        vector, _ = self._new("a", f"splat[{lanes}]({parts[0]})", lanes)
+        for k, part in enumerate(parts[1:], 1):
+            self._line(f"{vector} = with_lane({vector}, {k}, {part})")
+        return vector
+
+    def _folded_by_lanes(self, s: Statement, values: str, lanes: int) -> Accumulator:
+        """The vectors of all threads of an outer index as one: each lane has threads of its own, which fold numbers."""
+        rows, threads, apart = self.nest.rows, self.nest.threads, self.nest.block
+        row, few = f"rem32(thread_in_block(), {rows})", max(1, threads // lanes)
+        if few > 1:
+            column = f"div32(mine, {few}) * {apart} + rem32(thread_in_block(), {rows * few})"
+            some = self._folded(s, values, "", column, rows * few, threads // few)
+            self._line(f"shared_store({values}, {column}, {some.value})")
+            self._line("block_barrier()")
+        with self._block(f"if mine < {lanes}:"):
+            for k in range(0, lanes, min(threads, lanes)):
+                column = f"(mine + {k}) * {apart} + {row}"
+                one = self._folded(s, values, "", column, rows, few if few > 1 else threads)
+                self._line(f"shared_store({values}, {column}, {one.value})")
+        self._line("block_barrier()")
+        return Accumulator(self._told(values, row, lanes), "", lanes)
 
     def _folded(
         self, s: Statement, values: str, places: str, first: str, step: int, count: int, lanes: int = 1
@@ -126,9 +155,8 @@ class ThreadExchange(KernelWriter):
         at, _ = self._new("at", first, 1)
 
         def read(place: str) -> Accumulator:
-            value, _ = self._new("a", f"shared_load[{lanes}]({values}, {place})", lanes)
-            known = self._new("at", f"shared_load[{lanes}]({places}, {place})", lanes)[0] if places else ""
-            return Accumulator(value, known, lanes)
+            known = self._new("at", f"shared_load[1]({places}, {place})", 1)[0] if places else ""
+            return Accumulator(self._told(values, place, lanes), known, lanes)
 
         if count * lanes * gathered_dtype(s).itemsize <= UNFOLDED:
             one, *others = [read(f"{at} + {step * k}" if k else at) for k in range(count)]
