@@ -200,3 +200,16 @@ def test_hints_are_for_estimates_alone() -> None:
     assert Sym("n", hint=7) == n
     assert (Index.of(n) * 2 + 1).typical == 81
     assert Index.of(Var("i", Index.of(n))).typical == UNKNOWN
+
+
+def test_a_quotient_within_a_quotient_is_one() -> None:
+    """Also where something is added to it, with all signs."""
+    i, j = Var("i", 40), Var("j", 50)
+    for k, d, m in ((4, 3, 5), (128, 14, 578), (-7, 14, 9), (2, 6, 4)):
+        index = (Index.of(i) * k + Index.of(j) // d - 3) // m
+        for a in range(40):
+            for b in range(50):
+                assert index.substitute({i: Index.of(a), j: Index.of(b)}) == (k * a + b // d - 3) // m
+    p, q = Index.of(Var("p", 289)), Index.of(Var("q", 1792))
+    whole = p * 1792 + q
+    assert whole // 8092 * 8092 + whole // 14 % 578 * 14 + whole % 14 == whole

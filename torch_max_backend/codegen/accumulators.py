@@ -207,15 +207,18 @@ class AccumulatorWriter(ExpressionWriter):
         one = Accumulator(top, least)
         return one if narrow is None else self._better_of(s, one, narrow)
 
-    def _better_of(self, s: Statement, a: Accumulator, b: Accumulator) -> Accumulator:
-        """The better of two, of one lane: the earlier one of equals."""
+    def _better_of(self, s: Statement, a: Accumulator, b: Accumulator, have_values: bool = False) -> Accumulator:
+        """The better of two, of one lane: the earlier one of equals. Either may have no value yet."""
         nowhere = f"const[i64, 1]({_NOWHERE})"
         earlier = f"lt({b[1]}, {a[1]})"
         equal = f"eq({a[0]}, {b[0]})"
         if s.body.dtype.is_floating_point:
             equal = f"bit_or({equal}, bit_and(is_nan({a[0]}), is_nan({b[0]})))"
         wins = f"bit_or({better(s, b[0], a[0])}, bit_or(eq({a[1]}, {nowhere}), bit_and({equal}, {earlier})))"
-        chosen, _ = self._new("c", f"bit_and(ne({b[1]}, {nowhere}), {wins})", 1)
+        wins = f"bit_and(ne({b[1]}, {nowhere}), {wins})"
+        if have_values:
+            wins = f"bit_or({better(s, b[0], a[0])}, bit_and({equal}, {earlier}))"
+        chosen, _ = self._new("c", wins, 1)
         value, _ = self._new("a", f"select({chosen}, {b[0]}, {a[0]})", 1)
         place, _ = self._new("at", f"select({chosen}, {b[1]}, {a[1]})", 1)
         return Accumulator(value, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
@@ -10,6 +11,7 @@ import torch
 
 from torch_max_backend.codegen.accumulators import Accumulator, Accumulators, Reduction
 from torch_max_backend.codegen.expression_writer import Value
+from torch_max_backend.codegen.held_row_writer import HeldRowWriter
 from torch_max_backend.codegen.inexact_operations import computed_nearly
 from torch_max_backend.codegen.interleaved_writer import InterleavedWriter
 from torch_max_backend.codegen.kernel_writer import UNROLLED
@@ -25,6 +27,10 @@ from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, runs_
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import StageNest, Statement
 
+_TOUCHES = re.compile(r"\b(load|store|atomic)\w*[\[(]|_index\(")
+"""Text that touches memory that is not a block's own."""
+_FOLDS = re.compile(r"var \w+ = block_\w+\(")
+"""What all threads of a block compute together, with a barrier."""
 _ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
 
 
@@ -40,7 +46,7 @@ def _is_small(x: Scalar) -> bool:
     return all(abs(end) < 1 << 30 for end in interval(x))
 
 
-class GridKernelWriter(InterleavedWriter):
+class GridKernelWriter(HeldRowWriter, InterleavedWriter):
     """Writes the kernel of a :class:`GridNest`.
 
     In the text ``part`` is a thread's outer index among all, and ``mine`` the thread's number among those that share
@@ -56,13 +62,8 @@ class GridKernelWriter(InterleavedWriter):
         """Operations that need not be exact."""
         self.lane: int | None = None
         """The lane of vectors at work, where lanes are computed one after the other."""
-        self.kept: list[tuple[str, str, dict[Scalar, Value]]] = []
-        """The vectors of a row that a thread has in registers: where each begins, whether it is in the row, and what is
-        known of it."""
         self.row = "row"
         """The outer index at work, where those behind the last one compute it once more."""
-        self.counted = ""
-        """Whether a lane has an element of a scan, as text."""
 
     def _computed(self, x: Scalar) -> Value:
         """Conversions between indices and floats are those of 32 bits where numbers are known to be small: a GPU has
@@ -271,7 +272,17 @@ class GridKernelWriter(InterleavedWriter):
         reads = {x.source for s in stage.statements for x in walk(*s.expressions) if isinstance(x, Load) and x.index}
         written = {s.name for before in self.nest.stages[:k] for s in before.statements if s.address is not None}
         if k and (reads & written or any(s.address is not None and not s.combiner for s in stage.statements)):
-            self._line(self._barrier)  # it may be written into what another thread reads in a stage before
+            self._synchronize()  # it may be written into what another thread reads in a stage before
+
+    def _synchronize(self) -> None:
+        """A barrier, unless no memory has been touched since the last one."""
+        indent = "    " * self.depth
+        for line in reversed(self.lines):
+            if line in (f"{indent}block_barrier()", indent + self._barrier) or _FOLDS.match(line.removeprefix(indent)):
+                return
+            if not line.startswith(indent) or _TOUCHES.search(line):
+                break
+        self._line(self._barrier)
 
     @property
     def _barrier(self) -> str:
@@ -345,7 +356,9 @@ class GridKernelWriter(InterleavedWriter):
         copies = self._copies(stage, loads) // len(within)
         steps = v.size // stride if isinstance(v.size, int) and v.size % stride == 0 else 0
         copies = next((c for c in range(copies, copies // 2, -1) if steps % c == 0), copies) if steps else copies
-        if not loads or copies * len(within) < 2 or (isinstance(v.size, int) and v.size < stride * copies):
+        most = Index.of(v.size).bounds[1]
+        copies = min(copies, int(most // stride)) if most < math.inf else copies  # a short loop has no more
+        if not loads or copies * len(within) < 2:
             return False
         with self._block(f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"):
             with self._along(v) if lanes > 1 else nullcontext():
@@ -379,45 +392,6 @@ class GridKernelWriter(InterleavedWriter):
         each = sum(x.dtype.itemsize * lanes for x in loads)
         busy = cost.count(self.nest.outer) * self.nest.threads >= BUSY * lanes
         return max(2, min(AHEAD, (2 if busy else 4) * BYTES // max(1, each)))
-
-    def _from_registers(self, stage: StageNest) -> None:
-        """A stage over elements that a thread has in registers: one vector after the other, without a loop. What one
-        stage computes of an element the next ones find in the vector's own scope."""
-        (v,) = stage.inner
-        threads, lanes, size = self.nest.threads, self.nest.lanes, int(v.size)
-        is_along = self.nest.vector is None  # or vectors have neighbouring outer indices
-        step = lanes if is_along else 1
-        if not self.kept:
-            for k in range(self.nest.held):
-                first = f"(mine + {k * threads}) * {step}" if threads > 1 else f"{k * step}"
-                whole = (k + 1) * threads * step <= size
-                name, _ = self._new("e", first if whole else f"imin({first}, {size - step})", 1)
-                self.kept.append((name, "" if whole else f"{first} < {size}", {}))
-        accumulators = self._accumulators(stage, lanes)
-        for name, within, scope in self.kept:
-            self.scopes.append(scope)
-            self.place[v] = name
-            self.counted = within
-            with self._along(v) if is_along else nullcontext():
-                for s in stage.statements:
-                    value = self._scalar(s.body)
-                    if not s.combiner:
-                        self._finish(s, *value)
-                        continue
-                    text = self._widened(value, lanes)
-                    if not within:
-                        self._accumulate(s, accumulators[s.name], text)
-                        continue
-                    with self._block(f"if {within}:"):
-                        self._accumulate(s, accumulators[s.name], text)
-            self.counted = ""
-            del self.place[v]
-            self.scopes.pop()
-        wide, narrow = ([accumulators], {}) if is_along else ([], accumulators)
-        r = Reduction(stage, v if is_along else None, wide, narrow, {})
-        for s in stage.statements:
-            if s.combiner:
-                self._finish(s, *self._taken(s, self._gathered(s, self._result(r, s))))
 
     # -- scans -----------------------------------------------------------------------------------------------
     def _scan(self, stage: StageNest) -> None:
@@ -483,7 +457,7 @@ class GridKernelWriter(InterleavedWriter):
             and self.nest.each == 1
             and any(isinstance(x, Load) and x.index for x in walk(*s.expressions))
         ):
-            self._line(self._barrier)  # another thread may have to read first what is written here
+            self._synchronize()  # another thread may have to read first what is written here
         with self._block(f"if {self.row} < total:"):
             if self.counted:
                 with self._block(f"if {self.counted}:"):

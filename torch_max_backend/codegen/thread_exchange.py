@@ -14,7 +14,11 @@ from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import StageNest, Statement
 
 AT_ONCE = 8
-"""Threads of an outer index from which their values are folded in two steps."""
+"""Threads of an outer index above which their values are folded in two steps."""
+UNFOLDED = 128
+"""Bytes of values in shared memory that a thread folds without a loop, at most: all of them are in registers."""
+IN_TURNS = 8 << 10
+"""Bytes that threads tell each other, up to which they have memory for two exchanges: a barrier less for each."""
 _TOGETHER = {"sum": "add", "product": "mul", "any": "or", "all": "and", "maximum": "max", "minimum": "min"}
 
 
@@ -31,6 +35,8 @@ class ThreadExchange(KernelWriter):
         self.memory: dict[tuple[str, int, str], str] = {}
         """The names of shared memory, by dtype, elements and use."""
         self.head: list[str] = []
+        self.turn = False
+        """Which of two memories the last exchange used."""
 
     # -- results of an outer index ---------------------------------------------------------------------------
     def _is_known_to_all(self, s: Statement) -> bool:
@@ -65,68 +71,114 @@ class ThreadExchange(KernelWriter):
         self._line("block_barrier()")
         return self._best_of_lanes(s, Accumulator(value, place), warps)
 
-    def _best_of_lanes(self, s: Statement, best: Accumulator, lanes: int) -> Accumulator:
-        """The best of so many neighbouring lanes, in all of them."""
+    def _best_of_lanes(self, s: Statement, best: Accumulator, lanes: int, has_value: bool = False) -> Accumulator:
+        """The best of so many neighbouring lanes, in all of them, each of which has a value or may have none yet."""
         by = lanes // 2
         while by:
             value, _ = self._new("a", f"shuffle_xor({best.value}, {by})", 1)
             place, _ = self._new("at", f"shuffle_xor({best.place}, {by})", 1)
-            best, by = self._better_of(s, best, Accumulator(value, place)), by // 2
+            best, by = self._better_of(s, best, Accumulator(value, place), has_value), by // 2
         return best
 
     def _over_columns(self, s: Statement, own: Accumulator) -> Accumulator:
-        """What the threads of an outer index have, which are ``rows`` apart."""
+        """What the threads of an outer index have, which are ``rows`` apart.
+
+        Two exchanges in a row use different memory: whoever writes the second one may do so before all have read.
+        """
         rows, threads, lanes = self.nest.rows, self.nest.threads, own.lanes
-        values = self._shared(SHORT[gathered_dtype(s)], rows * threads * lanes, "value")
-        places = self._shared("i64", rows * threads * lanes, "place") if s.place is not None else ""
-        own_place = "thread_in_block()" if lanes == 1 else f"thread_in_block() * {lanes}"
-        self._line(f"shared_store({values}, {own_place}, {own.value})")
+        count = rows * threads * lanes
+        assert self.stage is not None
+        in_turns = not self.stage.free and count * gathered_dtype(s).itemsize <= IN_TURNS
+        self.turn = self.turn != in_turns
+        use = f"value{int(self.turn)}" if in_turns else "value"
+        values = self._shared(SHORT[gathered_dtype(s)], count, use)
+        places = self._shared("i64", count, f"place of {use}") if s.place is not None else ""
+        self._tell(values, own.value, lanes)
         if places:
-            self._line(f"shared_store({places}, {own_place}, {own.place})")
-
-        def folded(count: int, among: int) -> Accumulator:
-            """So many of the values that are ``among`` outer indices' threads apart."""
-            column = f"rem32(thread_in_block(), {rows * among})" + (f" * {lanes}" if lanes > 1 else "")
-            return self._folded(s, values, places, column, rows * among * lanes, count, lanes)
-
-        if threads < AT_ONCE:
-            self._line("block_barrier()")
-            found = folded(threads, 1)
+            self._tell(places, own.place, 1)
+        self._line("block_barrier()")
+        if threads * lanes <= AT_ONCE * (1 if lanes == 1 else 4):
+            found = self._folded(s, values, places, f"rem32(thread_in_block(), {rows})", rows, threads, lanes)
+        elif lanes > 1:
+            found = self._folded_by_lanes(s, values, lanes)
         else:  # few threads fold what lies their number apart, and write it where none of the others reads
             few = 1 << (threads.bit_length() - 1) // 2
-            self._line("block_barrier()")
             with self._block(f"if mine < {few}:"):
-                some = folded(threads // few, few)
-                self._line(f"shared_store({values}, {own_place}, {some.value})")
+                column = f"rem32(thread_in_block(), {rows * few})"
+                some = self._folded(s, values, places, column, rows * few, threads // few)
+                self._tell(values, some.value, 1)
                 if places:
-                    self._line(f"shared_store({places}, {own_place}, {some.place})")
+                    self._tell(places, some.place, 1)
             self._line("block_barrier()")
-            found = folded(few, 1)
-        self._line("block_barrier()")
+            found = self._folded(s, values, places, f"rem32(thread_in_block(), {rows})", rows, few)
+        if not in_turns:
+            self._line("block_barrier()")
         return found
+
+    def _tell(self, memory: str, value: str, lanes: int) -> None:
+        """Write a thread's value to shared memory, each lane where those of all threads are neighbours."""
+        for k in range(lanes):
+            at = f"thread_in_block() + {k * self.nest.block}" if k else "thread_in_block()"
+            self._line(f"shared_store({memory}, {at}, {value if lanes == 1 else f'lane_at({value}, {k})'})")
+
+    def _told(self, memory: str, at: str, lanes: int) -> str:
+        """A vector in shared memory, as a variable."""
+        if lanes == 1:
+            return self._new("a", f"shared_load[1]({memory}, {at})", 1)[0]
+        parts = [self._new("a", f"shared_load[1]({memory}, {at} + {k * self.nest.block})", 1)[0] for k in range(lanes)]
+        vector, _ = self._new("a", f"splat[{lanes}]({parts[0]})", lanes)
+        for k, part in enumerate(parts[1:], 1):
+            self._line(f"{vector} = with_lane({vector}, {k}, {part})")
+        return vector
+
+    def _folded_by_lanes(self, s: Statement, values: str, lanes: int) -> Accumulator:
+        """The vectors of all threads of an outer index as one: each lane has threads of its own, which fold numbers."""
+        rows, threads, apart = self.nest.rows, self.nest.threads, self.nest.block
+        row, few = f"rem32(thread_in_block(), {rows})", max(1, threads // lanes)
+        if few > 1:
+            column = f"div32(mine, {few}) * {apart} + rem32(thread_in_block(), {rows * few})"
+            some = self._folded(s, values, "", column, rows * few, threads // few)
+            self._line(f"shared_store({values}, {column}, {some.value})")
+            self._line("block_barrier()")
+        with self._block(f"if mine < {lanes}:"):
+            for k in range(0, lanes, min(threads, lanes)):
+                column = f"(mine + {k}) * {apart} + {row}"
+                one = self._folded(s, values, "", column, rows, few if few > 1 else threads)
+                self._line(f"shared_store({values}, {column}, {one.value})")
+        self._line("block_barrier()")
+        return Accumulator(self._told(values, row, lanes), "", lanes)
 
     def _folded(
         self, s: Statement, values: str, places: str, first: str, step: int, count: int, lanes: int = 1
     ) -> Accumulator:
-        """``count`` results in shared memory as one, in order."""
+        """``count`` results in shared memory as one, in order. All of a few are read first."""
         at, _ = self._new("at", first, 1)
-        value, _ = self._new("a", f"shared_load[{lanes}]({values}, {at})", lanes)
-        place = self._new("at", f"shared_load[{lanes}]({places}, {at})", lanes)[0] if places else ""
+
+        def read(place: str) -> Accumulator:
+            known = self._new("at", f"shared_load[1]({places}, {place})", 1)[0] if places else ""
+            return Accumulator(self._told(values, place, lanes), known, lanes)
+
+        if count * lanes * gathered_dtype(s).itemsize <= UNFOLDED:
+            one, *others = [read(f"{at} + {step * k}" if k else at) for k in range(count)]
+            for other in others:
+                self._fold(s, one, other)
+            return one
+        one = read(at)
         end, _ = self._new("end", f"{at} + {step * count}", 1)
         self._line(f"{at} += {step}")
         with self._block(f"while {at} < {end}:"):
-            other = Accumulator(f"shared_load[{lanes}]({values}, {at})")
-            if places:
-                other = Accumulator(
-                    self._new("a", other.value, 1)[0], self._new("at", f"shared_load[1]({places}, {at})", 1)[0]
-                )
-                best = self._better_of(s, Accumulator(value, place), other)
-                self._line(f"{value} = {best.value}")
-                self._line(f"{place} = {best.place}")
-            else:
-                self._line(f"{value} = {COMBINE[s.combiner]}({value}, {other.value})")
+            self._fold(s, one, read(at))
             self._line(f"{at} += {step}")
-        return Accumulator(value, place, lanes)
+        return one
+
+    def _fold(self, s: Statement, one: Accumulator, other: Accumulator) -> None:
+        """Combine an accumulator with another one."""
+        if not one.place:
+            self._line(f"{one.value} = {COMBINE[s.combiner]}({one.value}, {other.value})")
+            return
+        best = self._better_of(s, one, other)
+        self._line(f"{one.value} = {best.value}")
+        self._line(f"{one.place} = {best.place}")
 
     def _shared(self, dtype: str, count: int, use: str) -> str:
         """Shared memory for one use at a time."""

@@ -533,6 +533,10 @@ def floor_div(x: Index, divisor: Index) -> Index:
         if shared > 1:  # (2i + 3) // 4 = (i + 1) // 2
             small = Index(rest.constant // shared, tuple((a, k // shared) for a, k in rest.terms))
             return quotient + floor_div(small, _constant(divisor.constant // shared))
+        inner = next((a for a, k in rest.terms if k == 1 and isinstance(a, Div) and a.divisor.is_constant), None)
+        if inner is not None:  # (4i + j // 3) // 5 = (12i + j) // 15
+            assert isinstance(inner, Div)
+            return quotient + floor_div((rest - inner) * inner.divisor + inner.dividend, divisor * inner.divisor)
         # what cannot change the quotient: (4i + j) // 8 = i // 2 for j < 4
         kept, dropped = _without_small_terms(rest, divisor.constant)
         if dropped:

@@ -17,12 +17,17 @@ GUARDS = 2
 HELD, NARROW, REGISTERS = 4, 16, 32
 """Vectors of a row that a thread holds, elements of narrow vectors, and elements at most: with fewer, a block has many
 threads for a row, and few rows are under way together."""
+ALONE, SEVERAL = 2, 8
+"""Vectors of a row, or elements of narrow vectors, that a lane of one warp holds, rather than that several warps share
+the row and wait for each other."""
+LEAST, MANY = 4, 16
+"""Elements that a thread should have of a row that it reads in narrow vectors, and at most."""
 SHORT = 16
 """Inner iterations that are left to one thread if memory runs along an outer loop."""
 WINDOW = 64
 """Inner iterations that are left to one thread if neighbours' loops of several variables read the same lines."""
-SHARED = 48 << 10
-"""Bytes of shared memory that a block has."""
+SHARED, WIDEST = 48 << 10, 8
+"""Bytes of shared memory that a block has, and of the widest element."""
 LONG = 256
 """Elements of a row that few vectors go beyond."""
 TILE, TILE_BYTES, LONGEST_SIDE, NARROWEST = 32, 8 << 10, 512, 3

@@ -92,17 +92,24 @@ def _is_scattered_in_vectors(s: Statement, v: Var) -> bool:
     return (adds or s.how.combiner == "set") and distance(s.address, v) == 1
 
 
-def lanes_along(v: Var, stages: tuple[StageNest, ...]) -> int:
-    """Elements of 16 bytes of the narrowest tensor along ``v``, if what is written begins at a multiple of its size."""
-    stores = [(s.address, s.dtype.itemsize) for stage in stages for s in stage.statements if s.address is not None]
-    stores = [(i, width) for i, width in stores if i.stride(v) != 0]
+def lanes_along(v: Var, stages: tuple[StageNest, ...], results_are_few: bool = False) -> int:
+    """Elements of 16 bytes of the narrowest tensor along ``v``, if what is written begins at a multiple of its size.
+
+    A thread's stores are of 16 bytes at most, too. With ``results_are_few`` only those within inner loops count.
+    """
+    stores, counting = list[tuple[Index, int]](), list[int]()
+    for stage in stages:
+        for s in stage.statements:
+            if s.address is not None and s.address.stride(v) != 0:
+                stores.append((s.address, s.dtype.itemsize))
+                counting += [s.dtype.itemsize] if not results_are_few or {*stage.free} & s.address.variables else []
     along = [(i, width) for s in stages for i, width in accesses(s) if distance(i, v) == 1]
     apart = sum(_is_apart(i, v) for s in stages for i, _ in accesses(s))
     bodies = [x.body for s in stages for x in s.statements]
     guarded = sum(isinstance(x, Guarded) and v in variables(x.condition) for x in walk(*bodies))
     if not along or apart > len(along) or guarded > gpu.GUARDS or any(distance(i, v) != 1 for i, _ in stores):
         return 1
-    widest = max((width for _, width in stores), default=1)  # a thread's stores are of 16 bytes at most
+    widest = max(counting, default=1)
     lanes = min(8, gpu.BYTES // max(widest, min(width for _, width in along)))
     loads = [i for s in stages for i, _ in accesses(s) if distance(i, v) != 1]
     while lanes > 1 and (
@@ -113,6 +120,18 @@ def lanes_along(v: Var, stages: tuple[StageNest, ...]) -> int:
     ):
         lanes //= 2
     return lanes
+
+
+def lanes_of_stores(v: Var, stages: tuple[StageNest, ...]) -> int:
+    """Elements that every store along ``v`` may have, of 16 bytes at most, whatever is read; 0 if nothing is stored."""
+    along = [(s.address, s.dtype.itemsize) for stage in stages for s in stage.statements if s.address is not None]
+    along = [(i, width) for i, width in along if i.stride(v) != 0]
+    lanes = min((gpu.BYTES // width for _, width in along), default=0)
+    while lanes > 1 and not (
+        is_whole(v, lanes) and all(distance(i, v) == 1 and is_aligned(i, v, lanes) for i, _ in along)
+    ):
+        lanes //= 2
+    return min(8, lanes)
 
 
 def _split(loads: Sequence[Index], v: Var, lanes: int) -> int:

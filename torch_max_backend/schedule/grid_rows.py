@@ -16,6 +16,7 @@ from torch_max_backend.schedule.grid_memory import (
     is_vectorizable,
     is_whole,
     lanes_along,
+    lanes_of_stores,
 )
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import Nest, StageNest, Statement, distance, substituted
@@ -42,21 +43,27 @@ def scans(n: Nest, scanned: list[Statement]) -> GridNest:
 
 def columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:
     """Neighbouring threads have neighbouring outer indices; the block's other threads share the inner loops."""
-    lanes = 1 if fast is None or not is_vectorizable(fast, n.stages) else min(4, lanes_along(fast, n.stages))
+    lanes = 1 if fast is None or not is_vectorizable(fast, n.stages) else lanes_along(fast, n.stages, True)
     if any(x.place is not None for s in n.stages for x in s.statements):
         lanes = 1
     while lanes > 1 and (outer < gpu.PROCESSORS * _neighbours(fast, lanes) * lanes or not is_whole(fast, lanes)):
         lanes //= 2
     rows = _neighbours(fast, lanes)
-    narrowest = min((width for s in n.stages for _, width in accesses(s)), default=1)
-    while rows * lanes * narrowest > gpu.SECTOR and outer < gpu.PROCESSORS * rows * lanes:
+    read = [width for s in n.stages for i, width in accesses(s) if {*s.inner} & i.variables]
+    while rows * lanes * min(read, default=1) > gpu.SECTOR and outer < gpu.PROCESSORS * rows * lanes:
         rows //= 2
     threads = max(2, gpu.WARP // rows)
-    while rows * threads * lanes < gpu.MOST and threads * 4 <= inner and outer // lanes * threads < gpu.BUSY * 2:
+    while (
+        rows * threads * min(4, lanes) < gpu.MOST and threads * 4 <= inner and outer // lanes * threads < gpu.BUSY * 2
+    ):
         threads *= 2
-    return GridNest(
-        n.outer, n.stages, fast if lanes > 1 else None, rows=rows, threads=threads, columns=True, lanes=lanes
-    )
+    vector = fast if lanes > 1 else None
+    size = lone_loop(n.stages)
+    held = -(-size // threads) if size is not None else 0
+    if size is not None and 1 < held <= 2 * gpu.HELD and held * lanes <= gpu.REGISTERS:
+        stages = _over_one_loop(n.stages, size, 1)
+        return GridNest(n.outer, stages, vector, rows=rows, threads=threads, columns=True, lanes=lanes, held=held)
+    return GridNest(n.outer, n.stages, vector, rows=rows, threads=threads, columns=True, lanes=lanes)
 
 
 def _neighbours(fast: Var | None, lanes: int) -> int:
@@ -66,24 +73,27 @@ def _neighbours(fast: Var | None, lanes: int) -> int:
 
 def held_columns(n: Nest, fast: Var, size: int, outer: int) -> GridNest | None:
     """Neighbouring threads have neighbouring outer indices, and each its elements of the inner loops in registers."""
-    lanes = min(4, lanes_along(fast, n.stages)) if is_vectorizable(fast, n.stages) else 1
+    reduces = all(s.reduced for s in n.stages if s.inner)
+    lanes = min(8 if reduces else 4, lanes_along(fast, n.stages, reduces)) if is_vectorizable(fast, n.stages) else 1
     while lanes > 1 and (outer < gpu.PROCESSORS * _neighbours(fast, lanes) * lanes or not is_whole(fast, lanes)):
         lanes //= 2
-    threads, most = 1, min(2 * gpu.HELD, gpu.REGISTERS // lanes)
-    while threads * most < size or (
-        threads * 2 < size
-        and outer // lanes * threads < gpu.BUSY
-        and _neighbours(fast, lanes) * threads * 2 <= gpu.MOST
-    ):
-        threads *= 2
-    held = -(-size // threads)
-    rows = max(_neighbours(fast, lanes), gpu.BLOCK // 2 // threads) if threads > 1 else gpu.BLOCK // 2
+    while True:
+        threads, most = 1, min(2 * gpu.HELD, gpu.REGISTERS // lanes)
+        while threads * most < size or (
+            threads * 2 < size
+            and outer // lanes * threads < gpu.PROCESSORS * gpu.BLOCK
+            and _neighbours(fast, lanes) * threads * 2 <= gpu.MOST
+        ):
+            threads *= 2
+        rows = max(_neighbours(fast, lanes), gpu.BLOCK // 2 // threads) if threads > 1 else gpu.BLOCK // 2
+        if lanes <= 4 or rows * threads * lanes * gpu.WIDEST * 2 <= gpu.SHARED:
+            break
+        lanes //= 2  # what threads tell each other has no room
     if rows * threads > gpu.MOST:
         return None
     stages = _over_one_loop(n.stages, size, 1)
-    return GridNest(
-        n.outer, stages, fast if lanes > 1 else None, rows=rows, threads=threads, columns=True, lanes=lanes, held=held
-    )
+    held, vector = -(-size // threads), fast if lanes > 1 else None
+    return GridNest(n.outer, stages, vector, rows=rows, threads=threads, columns=True, lanes=lanes, held=held)
 
 
 def _held_across(n: Nest, size: int, outer: int) -> GridNest | None:
@@ -131,6 +141,11 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         found = _held(n.outer, stages, common, min(k for s, k in zip(stages, possible, strict=True) if s.inner), outer)
         if found is not None:
             return found
+    alone = lone_loop(stages)
+    if alone is not None:
+        found = _unrolled(n.outer, stages, alone, max(possible), outer)
+        if found is not None:
+            return found
     lanes = min((k for k in possible if k > 1), default=1)
     while lanes > 1 and inner < lanes * 2:
         lanes //= 2
@@ -156,6 +171,7 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
 def _rows(threads: int, outer: int) -> int:
     """Outer indices of a block whose threads share them in groups."""
     block = gpu.BLOCK if outer * threads >= gpu.BUSY else 128
+    block = min(block, gpu.WARP << max(0, (outer * threads // gpu.WARP - 1).bit_length()))
     return max(1, block // threads) if threads <= gpu.WARP else 1
 
 
@@ -168,17 +184,60 @@ def common_loop(stages: list[StageNest]) -> int | None:
     return size if alone and many and isinstance(size, int) else None
 
 
+def lone_loop(stages: Sequence[StageNest]) -> int | None:
+    """The length of a kernel's one inner loop, where it is reduced and of a length that is known."""
+    loops = [s for s in stages if s.inner]
+    if len(loops) != 1 or loops[0].free or len(loops[0].reduced) != 1 or any(s.how for s in loops[0].statements):
+        return None
+    (v,) = loops[0].reduced
+    return v.size if isinstance(v.size, int) else None
+
+
 def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int, count: int) -> GridNest | None:
     """A nest whose threads keep their elements of a row in registers; none if these are too many."""
+    if size <= gpu.SHORT and count >= gpu.BUSY:  # vectors as they are written: what is read may be so lane by lane
+        lanes = max(lanes, min((lanes_of_stores(s.inner[0], (s,)) or 8 for s in stages if s.inner), default=1))
     while lanes > 1 and size % lanes:
         lanes //= 2
     threads, least = 1, gpu.WARP if lanes > 2 else gpu.SECTOR // 4
     while threads < gpu.MOST and threads * lanes < size:
+        vectors = -(-size // (threads * lanes))
         if threads >= least and threads * max(lanes * gpu.HELD, gpu.NARROW) >= size and threads * count >= gpu.BUSY:
+            break
+        if threads == gpu.WARP and vectors <= (gpu.ALONE if lanes > 2 else gpu.SEVERAL) * (2 if _fills(count) else 1):
             break
         threads *= 2
     held = -(-size // (threads * lanes))
-    if threads == 1 or held > max(2 * gpu.HELD, gpu.NARROW) or held * lanes > gpu.REGISTERS:
+    if (threads == 1 and held > 1) or held > max(2 * gpu.HELD, gpu.NARROW) or held * lanes > gpu.REGISTERS:
+        return None
+    renamed = _over_one_loop(stages, size, lanes)
+    return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)
+
+
+def _fills(rows: int) -> bool:
+    """Whether so many warps are several in every multiprocessor."""
+    return rows >= gpu.PROCESSORS * 8
+
+
+def _unrolled(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int, count: int) -> GridNest | None:
+    """A nest whose threads read all of their elements of a row at once, where few threads have several each: rows that
+    no wide vectors fit, and those of which a place is wanted."""
+    while lanes > 1 and size % lanes:
+        lanes //= 2
+    places = any(x.place is not None for s in stages for x in s.statements)
+    (v,) = (w for s in stages for w in s.inner)
+    width = max((width for s in stages for i, width in accesses(s) if v in i.variables), default=1)
+    vectors = -(-size // lanes)
+    threads = 1
+    if count < gpu.BUSY or size * width > gpu.SECTOR * (1 if lanes == 1 else 2):
+        if lanes > 2 and not places:
+            return None
+        while threads < min(gpu.WARP, vectors) and (
+            threads * 2 * max(1, gpu.LEAST // lanes) <= vectors or threads * count < gpu.BUSY
+        ):
+            threads *= 2
+    held = -(-vectors // threads)
+    if held * lanes > gpu.MANY:
         return None
     renamed = _over_one_loop(stages, size, lanes)
     return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)

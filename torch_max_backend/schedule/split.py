@@ -39,6 +39,8 @@ CHAIN = 2048
 """Additions one after the other in one accumulator, above which a sum is cut: its rounding errors grow with them."""
 LANES = 64
 """Accumulators that a sum along memory has at the same time."""
+EVEN = 64
+"""What a part's elements are a multiple of on a grid, where parts are not equal: as many threads share them."""
 GRID_CHAINS = 8
 """Threads, at least, that share a long reduction on a grid."""
 
@@ -402,15 +404,28 @@ def _chunk(size: Index, parts: int, multiple: int, machine: Machine) -> Index:
         if machine.has_grid and multiple > 1:  # a block's threads have as many vectors each, and whole ones
             multiple = next((m for m in (4096, 1024, 256) if m * 4 * parts <= size.constant), multiple)
         chunk = -(-size.constant // parts // multiple) * multiple
+        if not machine.has_grid:
+            return Index.of(chunk)
         equal = (c for c in range(chunk, chunk // 2, -multiple) if size.constant % c == 0)
-        return Index.of(next(equal, chunk) if machine.has_grid else chunk)
+        even = max(multiple, chunk // EVEN * EVEN)  # threads have as many each, but for the last part, which is no rest
+        is_close = -(-size.constant // even) <= parts + parts // EVEN
+        return Index.of(next(equal, even if is_close else chunk))
     return (size // (machine.results[0] * multiple) + 1) * multiple
 
 
 def is_along_memory(d: Definition, v: Var, layouts: Mapping[str, Layout]) -> bool:
-    """Whether most loads of the body read neighbours in memory when ``v`` grows by one."""
+    """Whether most of what the body reads are neighbours in memory when ``v`` grows by one.
+
+    What each row has of its own, beside a matrix, counts as the few elements that it is.
+    """
     if any(isinstance(x, Guarded) and v in variables(x.condition) for x in walk(d.body)):
         return False  # a condition for a load keeps vectors, and with them several sums at a time, away
-    steps = [layouts[x.source].address(x.index).stride(v) for x in loads(d.body) if x.source in layouts]
-    moving = [s for s in steps if s is not None and s != 0]
-    return bool(moving) and sum(s in (1, -1) for s in moving) * 2 >= len(moving)
+    along, moving = 0, 0
+    for x in loads(d.body):
+        step = layouts[x.source].address(x.index).stride(v) if x.source in layouts else None
+        if step is None or step == 0:
+            continue
+        touched = cost.count({*d.variables, *d.reduced} & variables(x))
+        moving += touched
+        along += touched * (step in (1, -1))
+    return moving > 0 and along * 2 >= moving

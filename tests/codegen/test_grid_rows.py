@@ -1,0 +1,201 @@
+"""Rows and columns on a GPU: how many threads share one, what each holds, and that results are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from tests.codegen.test_emulated_kernels import as_if_large, for_gpu  # noqa: F401
+from tests.support.grid_programs import SMALL_GPU, check_emulated
+from tests.support.loop_programs import LoopProgram
+from torch_max_backend.loops.expr import cast, op
+from torch_max_backend.loops.rules import reduce, views
+from torch_max_backend.loops.tensor import Tensor, pointwise
+from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.plan import schedule
+
+pytestmark = [pytest.mark.any_runner("programs without a graph"), pytest.mark.sampled]
+
+
+def nests(made: LoopProgram) -> list[GridNest]:
+    return [n for n in schedule(made.program, made.machine).steps if isinstance(n, GridNest)]
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Small integers, of which sums are exact."""
+    return (torch.arange(math.prod(shape)) * 7 % 31 - 15).reshape(shape).to(dtype)
+
+
+def normalized(x: Tensor, *weight: Tensor) -> tuple[Tensor, ...]:
+    """Rows of mean 0, scaled by their squares and a weight."""
+    wide = pointwise(lambda a: cast(a, torch.float32), x)
+    count = float(x.shape[-1].typical)
+    off = pointwise(lambda a, s: a - s / count, wide, reduce.over("sum", wide, [-1], True))
+    squares = reduce.over("sum", pointwise(lambda a: a * a, off), [-1], True)
+    done = pointwise(lambda a, s: a * op("rsqrt", s / count + 1e-5), off, squares)
+    for w in weight:
+        done = pointwise(lambda a, b: a * cast(b, torch.float32), done, w)
+    return (pointwise(lambda a: cast(a, x.dtype), done),)
+
+
+# -- rows of a warp ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("rows", "columns", "threads", "held"),
+    [(1024, 512, 32, 2), (9, 464, 32, 2), (9, 512, 32, 2), (2048, 1000, 32, 4), (70, 1000, 128, 1)],
+)
+def test_a_row_of_few_vectors_is_a_warp_s(rows: int, columns: int, threads: int, held: int) -> None:
+    """Without a barrier of the block; with more vectors where other rows keep the multiprocessor busy."""
+    made = for_gpu(normalized, numbers(rows, columns, dtype=torch.float16), smooth=True)
+    (nest,) = nests(made)
+    assert (nest.threads, nest.held, nest.lanes) == (threads, held, 8)
+    assert ("block_" in made.written().source.replace("block_index", "")) == (threads > 32)
+    if rows < 64:
+        check_emulated(made)
+
+
+def test_what_later_stages_read_is_read_first() -> None:
+    made = for_gpu(normalized, numbers(9, 512, dtype=torch.float16), numbers(1, 512, dtype=torch.float16), smooth=True)
+    before, after = made.written().source.split("warp_add", 1)
+    assert before.count("load_aligned") == 4 and "load_aligned" not in after
+    check_emulated(made)
+
+
+def test_a_row_of_an_odd_length_has_few_threads() -> None:
+    """Each reads several elements at once, without a loop."""
+    made = for_gpu(lambda x: (reduce.over("sum", x, [1]),), torch.zeros(1_000_000, 33))
+    (nest,) = nests(made)
+    assert (nest.threads, nest.held, nest.rows) == (8, 5, 32)
+    text = made.written().source
+    assert text.count("= load[1]") == 5 and "while" not in text
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("columns", [9, 33, 131])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_sums_of_odd_rows(columns: int, dtype: torch.dtype) -> None:
+    check_emulated(
+        for_gpu(lambda x: (reduce.over("sum", x, [1]), reduce.amax(x, [1])), numbers(70, columns, dtype=dtype))
+    )
+
+
+# -- rows of a thread --------------------------------------------------------------------------------------------------
+def test_a_short_row_that_no_vectors_read_is_a_thread_s() -> None:
+    """What it writes is a vector all the same."""
+    made = for_gpu(lambda x: normalized(views.roll(x, [3], [1])), torch.zeros(300_000, 8).half(), smooth=True)
+    (nest,) = nests(made)
+    assert (nest.threads, nest.lanes, nest.held) == (1, 8, 1)
+    text = made.written().source
+    assert text.count("store_aligned") == 1 and "warp_" not in text
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("columns", [2, 7, 8, 12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_short_rows_under_a_condition(columns: int, dtype: torch.dtype) -> None:
+    made = for_gpu(lambda x: normalized(views.roll(x, [1], [1])), numbers(70, columns, dtype=dtype), smooth=True)
+    check_emulated(made)
+
+
+# -- extremes and their places -----------------------------------------------------------------------------------------
+def extremes(x: Tensor, dim: int) -> tuple[Tensor, ...]:
+    return reduce.amin(x, [dim]), reduce.argmin(x, dim), reduce.amax(x, [dim]), reduce.argmax(x, dim)
+
+
+def test_a_place_is_found_with_the_extreme() -> None:
+    made = for_gpu(lambda x: (reduce.amin(x, [1]), reduce.argmin(x, 1)), torch.zeros(3000, 174))
+    (nest,) = nests(made)
+    assert (nest.threads, nest.held) == (32, 3)
+    text = made.written().source
+    assert "block_barrier" not in text and "minimum(" not in text and text.count("shuffle_xor") == 2 * 5
+
+
+def test_places_in_a_short_row_are_a_thread_s() -> None:
+    x = torch.zeros(300_000, 16).bfloat16()
+    (nest,) = nests(for_gpu(lambda x: (reduce.amax(x, [1]), reduce.argmax(x, 1)), x))
+    assert (nest.threads, nest.lanes, nest.held) == (1, 8, 2)
+
+
+@pytest.mark.parametrize("shape", [(70, 16), (9, 174), (5, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("dim", [1, 0])
+@pytest.mark.parametrize("large", [False, True])
+def test_places_of_equal_extremes_and_nan(
+    shape: tuple[int, int], dtype: torch.dtype, dim: int, large: bool, request: pytest.FixtureRequest
+) -> None:
+    if large:
+        request.getfixturevalue("as_if_large")
+    x = numbers(*shape, dtype=dtype)
+    if dtype.is_floating_point:
+        x[1, -1], x[2, 0] = float("nan"), float("-inf")
+        x[:, x.shape[1] // 2] = float("inf")
+    x = x if dim else x.t().contiguous()
+    check_emulated(for_gpu(lambda x: extremes(x, dim), x))
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+def test_a_column_has_few_threads_with_several_elements() -> None:
+    """They tell each other two numbers, with a barrier for each."""
+    made = for_gpu(lambda x: (reduce.softmax(x, 1, False),), torch.zeros(62, 64, 131).half(), smooth=True)
+    (nest,) = nests(made)
+    assert nest.columns and (nest.threads, nest.held) == (8, 8)
+    assert made.written().source.count("block_barrier()") == 2
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 9), (2, 100, 3)], ids=str)
+def test_columns_tell_each_other_in_turns(shape: tuple[int, ...]) -> None:
+    """Whoever writes what comes next does not wait until all have read what came before."""
+    made = for_gpu(lambda x: (reduce.softmax(x, 1, False), reduce.var(x, [1])), torch.randn(shape), smooth=True)
+    assert any("shared1 = " in made.written().source for n in nests(made) if n.columns)
+    check_emulated(made)
+
+
+def weighted(x: Tensor, row: Tensor) -> tuple[Tensor, ...]:
+    """Sums over rows, each of which has a factor."""
+    wide = pointwise(lambda a, b: cast(a, torch.float32) * cast(b, torch.float32), x, row)
+    return (reduce.over("sum", wide, [0]),)
+
+
+def test_sums_of_columns_with_a_number_for_each_row_fill_the_grid() -> None:
+    """The numbers are neighbours in memory from row to row, but few beside the rows themselves."""
+    made = for_gpu(weighted, torch.zeros(1 << 20, 32).half(), torch.zeros(1 << 20, 1).half())
+    first, second = nests(made)
+    assert first.lanes == 8 and int(first.parts.constant) // first.share >= 1056
+    assert second.held and int(second.parts.constant) // second.share == 8
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("shape", [(150, 32), (101, 24), (150, 8), (113, 7)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_sums_of_columns(shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_max_backend.schedule.grid_limits.PROCESSORS", 1)
+    made = for_gpu(weighted, numbers(*shape, dtype=dtype), numbers(shape[0], 1, dtype=dtype))
+    check_emulated(dataclasses.replace(made, machine=SMALL_GPU))
+    x = torch.randn(3, *shape).to(dtype)
+    variances = for_gpu(lambda x: (reduce.var(x, [1]),), x, smooth=True)
+    check_emulated(dataclasses.replace(variances, machine=SMALL_GPU))
+
+
+def test_variances_of_channels_are_read_in_whole_vectors() -> None:
+    made = for_gpu(lambda x: (reduce.var(x, [0]),), torch.zeros(1 << 20, 8).bfloat16())
+    first, *_ = nests(made)
+    assert first.held and first.lanes == 8
+
+
+def test_parts_have_as_many_elements_for_each_thread() -> None:
+    made = for_gpu(lambda x: (reduce.amax(x, [1]),), torch.zeros(32_767, 16).t())
+    first, *_ = nests(made)
+    (loop,) = first.stages[0].reduced
+    assert "min(128, " in str(loop.size)
+    assert "+ 65 <= imin(128, " in made.written().source  # both of a thread are read before it waits
+
+
+def test_a_sum_of_everything_runs_on_over_all_dimensions() -> None:
+    """Also where a part is a multiple of one of them."""
+    made: LoopProgram = for_gpu(lambda x: (reduce.over("sum", x, [0, 1, 2]),), torch.zeros(64, 578, 14).transpose(1, 2))
+    first, last = nests(made)
+    assert last.block == 32  # a warp adds up the parts
+    (stage,) = (s for s in first.stages if s.inner)
+    assert len(stage.inner) == 1 and stage.vector is not None and first.lanes == 4

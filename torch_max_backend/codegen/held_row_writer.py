@@ -1,0 +1,162 @@
+"""Rows of which a thread of a GPU has its elements in registers: all stages run over them without a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+
+from torch_max_backend.codegen.accumulators import Accumulator, Accumulators, Reduction, better
+from torch_max_backend.codegen.expression_writer import Value
+from torch_max_backend.codegen.source import Slot
+from torch_max_backend.codegen.tile_writer import TileWriter
+from torch_max_backend.loops.expr import Load, Scalar, variables, walk
+from torch_max_backend.loops.index import Var
+from torch_max_backend.schedule.grid_limits import WARP
+from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.nest import StageNest, Statement
+
+READ_FIRST = 128
+"""Bytes of a row that a thread reads before it computes anything, at most: they take registers as long as they wait."""
+FAR = 1 << 31
+"""Places below it are kept in 32 bits."""
+
+
+class HeldRowWriter(TileWriter):
+    """Writes the stages of rows whose elements a thread holds: each is read once, by name and not in a loop."""
+
+    def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
+        super().__init__(nest, slots)
+        self.kept: list[tuple[str, str, dict[Scalar, Value]]] = []
+        """The vectors of a row that a thread has in registers: where each begins, whether it is in the row, and what is
+        known of it."""
+        self.counted = ""
+        """Whether a lane has an element of a scan or of a row, as text."""
+
+    def _from_registers(self, stage: StageNest) -> None:
+        """A stage over elements that a thread has in registers: one vector after the other, without a loop. What one
+        stage computes of an element the next ones find in the vector's own scope."""
+        (v,) = stage.inner
+        is_along = self.nest.vector is None  # or vectors have neighbouring outer indices
+        if not self.kept:
+            self._hold(stage)
+        accumulators = self._accumulators(self._without_places(stage), self.nest.lanes)
+        best: Accumulators = {}
+        for k in range(len(self.kept)):
+            with self._at_vector(stage, k) as within:
+                for s in stage.statements:
+                    value = self._scalar(s.body)
+                    if not s.combiner:
+                        self._finish(s, *value)
+                        continue
+                    text, compared = self._widened(value, self.nest.lanes), s.name not in accumulators
+                    if compared and s.place is None:
+                        continue  # the statement that looks for its place finds it
+                    with self._block(f"if {within}:") if within else nullcontext():
+                        if compared:
+                            self._compare(s, v, text, best)
+                        else:
+                            self._accumulate(s, accumulators[s.name], text)
+        wide, narrow = ([accumulators], {}) if is_along else ([], accumulators)
+        r = Reduction(stage, v if is_along else None, wide, narrow, {})
+        results: Accumulators = {}
+        for s in stage.statements:
+            if s.combiner:
+                of = self._with_place(stage, s) or s  # which knows the extreme, too
+                if of.name not in results:
+                    own = self._best(of, best[of.name]) if of.name in best else self._gathered(of, self._result(r, of))
+                    results[of.name] = own
+                found = results[of.name]
+                self._finish(s, *self._taken(s, found if of is s else Accumulator(found.value)))
+
+    @contextmanager
+    def _at_vector(self, stage: StageNest, k: int) -> Iterator[str]:
+        """At one of the vectors that a thread holds; with it whether the row has it, as text."""
+        (v,) = stage.inner
+        name, within, scope = self.kept[k]
+        self.scopes.append(scope)
+        self.place[v], self.counted = name, within
+        with self._along(v) if self.nest.vector is None else nullcontext():
+            yield within
+        self.counted = ""
+        del self.place[v]
+        self.scopes.pop()
+
+    # -- reads -----------------------------------------------------------------------------------------------
+    def _hold(self, first: StageNest) -> None:
+        """The vectors that a thread has of a row, read before it waits for the others: also what later stages read."""
+        (v,) = first.inner
+        threads, size = self.nest.threads, int(v.size)
+        step = self.nest.lanes if self.nest.vector is None else 1
+        for k in range(self.nest.held):
+            begin = f"(mine + {k * threads}) * {step}" if threads > 1 else f"{k * step}"
+            whole = (k + 1) * threads * step <= size
+            name, _ = self._new("e", begin if whole else f"imin({begin}, {size - step})", 1)
+            self.kept.append((name, "" if whole else f"{begin} < {size}", {}))
+        room, seen = READ_FIRST, set[Scalar]()
+        written = {s.name for stage in self.nest.stages for s in stage.statements}
+        for stage in self.nest.stages[self.nest.stages.index(first) :]:
+            for x in self._reads(stage, (*self.nest.outer, v)):
+                if x in seen:
+                    continue
+                seen.add(x)
+                sources = {y.source for y in walk(x) if isinstance(y, Load)}
+                moves = v in variables(x)
+                room -= x.dtype.itemsize * self.nest.lanes * (len(self.kept) if moves else 1)
+                if sources & written or room < 0:
+                    continue
+                if not moves:
+                    self._scalar(x)
+                for k in range(len(self.kept) if moves else 0):
+                    with self._at_vector(first, k):
+                        self._scalar(x)
+
+    # -- places of extremes ----------------------------------------------------------------------------------
+    def _is_sure(self) -> bool:
+        """Whether every thread has an element: the first one is the best so far, then."""
+        return not self.kept[0][1]
+
+    def _with_place(self, stage: StageNest, s: Statement) -> Statement | None:
+        """The statement that gives the place of the extreme that another one is."""
+        if not self._is_sure() or s.how is not None:
+            return None
+        wanted = {"maximum": "argmax", "minimum": "argmin"}.get(s.combiner)
+        return next((t for t in stage.statements if t.combiner == wanted and t.body == s.body), None)
+
+    def _without_places(self, stage: StageNest) -> StageNest:
+        """A stage without what is found by comparing one element after the other."""
+        if not self._is_sure():
+            return stage
+        kept = (s for s in stage.statements if s.place is None and self._with_place(stage, s) is None)
+        return StageNest(stage.free, stage.reduced, tuple(kept), stage.vector)
+
+    def _compare(self, s: Statement, v: Var, text: str, best: Accumulators) -> None:
+        """Compare the elements of a vector along ``v`` with the best one so far, in order."""
+        assert s.place is not None
+        vector, lanes, start = self.vector, self.lanes, self.place[v]
+        self.vector, self.lanes = None, 1
+        short = "i32" if self._has_short_places(s) else "i64"
+        for k in range(lanes):
+            self.place[v] = start if not k else self._new("k", f"{start} + {k}", 1)[0]
+            at = f"from_int[{short}, 1]({self._index(s.place)})"
+            value = text if lanes == 1 else f"lane_at({text}, {k})"
+            if s.name not in best:
+                best[s.name] = Accumulator(self._new("a", value, 1)[0], self._new("at", at, 1)[0])
+                continue
+            old = best[s.name]
+            value = value if lanes == 1 else self._new("a", value, 1)[0]
+            chosen, _ = self._new("c", better(s, value, old.value), 1)
+            self._line(f"{old.value} = select({chosen}, {value}, {old.value})")
+            self._line(f"{old.place} = select({chosen}, {at}, {old.place})")
+        self.vector, self.lanes, self.place[v] = vector, lanes, start
+
+    def _has_short_places(self, s: Statement) -> bool:
+        """Whether places are kept in 32 bits: where only lanes of a warp tell them each other."""
+        assert s.place is not None
+        return s.place.bounds[1] < FAR and self.nest.threads <= WARP and not self.nest.columns
+
+    def _best(self, s: Statement, own: Accumulator) -> Accumulator:
+        """The best of what all threads of a row have."""
+        if not self._has_short_places(s):
+            return self._gathered(s, own)
+        found = self._best_of_lanes(s, own, self.nest.threads, has_value=True)
+        return found._replace(place=self._new("at", f"cast[i64]({found.place})", 1)[0])
