@@ -189,7 +189,7 @@ def test_parts_have_as_many_elements_for_each_thread() -> None:
     first, *_ = nests(made)
     (loop,) = first.stages[0].reduced
     assert "min(128, " in str(loop.size)
-    assert "+ 65 <= imin(128, " in made.written().source  # both of a thread are read before it waits
+    assert "+ 65 <= imin32(128, " in made.written().source  # both of a thread are read before it waits
 
 
 def test_a_sum_of_everything_runs_on_over_all_dimensions() -> None:
