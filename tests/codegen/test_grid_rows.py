@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -199,3 +200,14 @@ def test_a_sum_of_everything_runs_on_over_all_dimensions() -> None:
     assert last.block == 32  # a warp adds up the parts
     (stage,) = (s for s in first.stages if s.inner)
     assert len(stage.inner) == 1 and stage.vector is not None and first.lanes == 4
+
+
+@pytest.mark.parametrize("shape", [(700, 12, 9), (301, 5, 119)], ids=str)
+def test_short_pieces_of_a_reduction_are_one_loop(shape: tuple[int, ...]) -> None:
+    """No thread is idle beside a piece, and several reads are under way together."""
+    x = torch.randint(-9, 9, shape).float()
+    made = for_gpu(lambda x: (reduce.over("sum", x, [0, 2]), reduce.var(x, [0, 2])), x, smooth=True)
+    found = nests(made)
+    assert all(len(stage.reduced) <= 1 for n in found for stage in n.stages)
+    assert re.search(rf"= load\[1\]\(p0, .*div32\(\w+, {shape[2]}\)", made.written().source)
+    check_emulated(made)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_elements import thread_each, times
@@ -151,7 +152,7 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         lanes //= 2
     chosen = [
         dataclasses.replace(s, vector=s.inner[-1]) if k >= lanes and _has_vectors(s) else s
-        for s, k in zip(stages, possible, strict=True)
+        for s, k in zip(map(_with_pieces_as_one, stages) if lanes == 1 else stages, possible, strict=True)
     ]
     threads = 1
     while threads < gpu.MOST and threads * lanes < inner:
@@ -166,6 +167,24 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         while 1 < threads <= gpu.WARP and threads * gpu.EACH // 2 > inner and threads * outer >= gpu.BUSY * 2:
             threads //= 2
     return GridNest(n.outer, tuple(chosen), rows=_rows(threads, outer), threads=threads, lanes=lanes)
+
+
+def _with_pieces_as_one(s: StageNest) -> StageNest:
+    """Reduced loops as one where the last is of a short piece of memory, of which threads have no equal shares.
+
+    Before: ``sum over i:3170, j:9 of x[108*i + j]``. After: ``sum over k:28530 of x[108*(k // 9) + k % 9]``.
+    """
+    while len(s.reduced) > 1 and not s.free and all(x.how is None and x.place is None for x in s.statements):
+        *rest, a, b = s.reduced
+        counted = [v.size for v in s.inner if isinstance(v.size, Index)]
+        if not isinstance(b.size, int) or b.size >= gpu.LONG or any({a, b} & size.variables for size in counted):
+            break
+        if b.size & (b.size - 1) == 0:  # threads have equal shares of it
+            break
+        one = sized(f"{b.name}f", Index.of(a.size) * b.size)
+        values = {a: Index.of(one) // b.size, b: Index.of(one) % b.size}
+        s = dataclasses.replace(s, reduced=(*rest, one), statements=substituted(s.statements, values))
+    return s
 
 
 def _rows(threads: int, outer: int) -> int:
