@@ -649,4 +649,4 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_digest_is_of_all_forms() -> None:
     assert len(interface_digest()) == 64
     folders = {path.relative_to(mojo_build.INTERFACE).parts[0] for path in mojo_build.INTERFACE.rglob("*.mojo")}
-    assert folders == {"raw", "std_based", "kernel", "cuda"}
+    assert folders == {"raw", "std_based", "kernel", "cuda", "cuda_sm_90", "cuda_before_sm_90"}

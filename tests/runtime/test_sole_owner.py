@@ -36,6 +36,21 @@ def test_somebody_else_has_it(view: Callable[[torch.Tensor], Any]) -> None:
     assert not is_sole(seen_as(view))
 
 
+def test_counts_are_of_the_moment() -> None:
+    """Dynamo, which compiles here, has every call of Python hold its arguments once more."""
+    found: list[bool] = []
+
+    def compiler(gm: Any, _: Any) -> Any:
+        found.append(is_sole(seen_as(lambda x: None)))
+        return gm
+
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend=compiler)(torch.ones(2))
+    found.append(is_sole(seen_as(lambda x: None)))
+    found.append(is_sole(seen_as(lambda x: [x])))
+    assert found == [True, True, False]
+
+
 def test_autograd_has_it() -> None:
     def make() -> tuple[torch.Tensor, Any]:
         x = torch.randn(4, requires_grad=True).exp()  # whose gradient reads it

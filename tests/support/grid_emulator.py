@@ -661,7 +661,7 @@ def emulated(written: WrittenProgram) -> Callable[..., tuple[torch.Tensor, ...]]
             lambda *copies: run(*map(library.own, copies)), args, written
         ),
         "references": references,
-        "one": _of_one_variable(library),
+        "of_one_variable": lambda: _of_one_variable(library),
         "errors": torch.zeros(1, dtype=torch.int64),
     }
     with mock.patch.object(program_module, "grid_names", return_value=names):

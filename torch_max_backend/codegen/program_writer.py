@@ -534,7 +534,7 @@ class _GridWriter(_Writer):
         layout = ", ".join(map(self._tuple, self._layout(name)))
         dtype = str(self.dtypes[name]).removeprefix("torch.")
         over, new = f"{given}.as_strided({layout})", f"empty({layout}, {dtype})"
-        self.lines.append(f"{name} = {over} if references({given}) == one else {new}")
+        self.lines.append(f"{name} = {over} if references({given}) == of_one_variable() else {new}")
         self.alive.add(name)
         self.ledger.share(name, given)
 

@@ -77,7 +77,7 @@ def grid_names(gpu: int, sites: tuple[Site, ...]) -> dict[str, Any]:
         "on_device": _on_device,
         "realigned": realigned,
         "references": references,
-        "one": of_one_variable(),
+        "of_one_variable": of_one_variable,
     }
     fast = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
     if fast is not None:  # private, and a third of the time; on the current device, which is the program's

@@ -7,7 +7,6 @@ written over.
 
 from __future__ import annotations
 
-import functools
 import sys
 
 import torch
@@ -21,9 +20,11 @@ def references(x: torch.Tensor) -> tuple[int, ...]:
     return *in_python, x._use_count(), torch._C._storage_Use_Count(memory._cdata)
 
 
-@functools.cache
 def of_one_variable() -> tuple[int, ...]:
-    """What :func:`references` gives for a tensor that is held by a variable of its caller, and by nothing else."""
+    """What :func:`references` gives for a tensor that is held by a variable of its caller, and by nothing else.
+
+    It is asked for each time: while Dynamo has its hand on calls, Python counts one reference more in each.
+    """
     with unset_fake_temporarily():
         x = torch.empty(1)
         return references(x)
