@@ -47,7 +47,21 @@ def both_ways(x: Tensor) -> tuple[Tensor, ...]:
     return pointwise(lambda a, b: a & b if a.dtype is torch.bool else a + b, turned(x), y), turned(x)
 
 
-FUNCTIONS: list[Callable[[Tensor], tuple[Tensor, ...]]] = [lambda x: (turned(x),), joined, rolled, padded, both_ways]
+def rolled_together(x: Tensor) -> tuple[Tensor, ...]:
+    """What is read across and along memory under one condition."""
+    y = views.reshaped(x, [x.shape[0], x.shape[2], x.shape[1]])
+    both = pointwise(lambda a, b: a & b if a.dtype is torch.bool else a * 2 + b, turned(x), y)
+    return (pointwise(lambda a: a, views.roll(both, [1], [2])),)
+
+
+FUNCTIONS: list[Callable[[Tensor], tuple[Tensor, ...]]] = [
+    lambda x: (turned(x),),
+    joined,
+    rolled,
+    padded,
+    both_ways,
+    rolled_together,
+]
 
 
 @pytest.fixture
@@ -61,7 +75,9 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("as_if_large")
-@pytest.mark.parametrize("function", FUNCTIONS, ids=["plain", "joined", "rolled", "padded", "both_ways"])
+@pytest.mark.parametrize(
+    "function", FUNCTIONS, ids=["plain", "joined", "rolled", "padded", "both_ways", "rolled_together"]
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results(function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype) -> None:
     tiles = 0

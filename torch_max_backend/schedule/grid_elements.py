@@ -12,7 +12,7 @@ from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_interleaved import Interleaved, interleaved
 from torch_max_backend.schedule.grid_memory import accesses, is_in_step, is_vectorizable, is_whole, lanes_along
 from torch_max_backend.schedule.grid_nest import GridNest, place_of
-from torch_max_backend.schedule.grid_tiles import tile_of
+from torch_max_backend.schedule.grid_tiles import tile_of, with_parts_apart
 from torch_max_backend.schedule.nest import Nest, distance, runs_on, substituted
 
 
@@ -24,6 +24,9 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
         if pair is not None:
             return _turned_in_registers(n, pair)
         tile = tile_of(n, fast, outer)
+        if tile is None and _has_conditions(n):
+            n = with_parts_apart(n, fast)
+            tile = tile_of(n, fast, outer)
         if tile is not None and tile.is_large:
             return GridNest(n.outer, n.stages, rows=1, tile=tile)
         if tile is not None and cost.count([tile.across]) <= gpu.SHORT and not _has_conditions(n):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch_max_backend.loops.expr import Guarded, Load, Scalar, inside, variables, walk
+from torch_max_backend.loops.expr import Const, Guarded, Load, Op, Scalar, inside, variables, walk
 from torch_max_backend.loops.index import Var
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
@@ -68,11 +69,63 @@ def tile_of(n: Nest, fast: Var, outer: int) -> Tile | None:
     return tile if taken <= gpu.SHARED else None
 
 
+def with_parts_apart(n: Nest, fast: Var) -> Nest:
+    """What a condition chooses in parts of which each can pass through shared memory with the condition.
+
+    Before: ``(max(x[j, i], y[i, j]) if j < 8 else 0)``. After: ``(max(x[j, i] if j < 8 else 0, y[i, j]) if j < 8 else
+    0)``, since only ``x`` is read across.
+    """
+    (stage,) = n.stages
+    done: dict[Scalar, Scalar] = {}
+
+    def again(x: Scalar) -> Scalar:
+        if x not in done:
+            done[x] = one(x)
+        return done[x]
+
+    def one(x: Scalar) -> Scalar:
+        if isinstance(x, Guarded):
+            sides = _apart(x.value, fast, x.condition, True), _apart(x.other, fast, x.condition, False)
+            return Guarded(x.condition, *sides, x.dtype) if _reads(x, fast) == {True, False} else x
+        return dataclasses.replace(x, args=tuple(map(again, x.args))) if isinstance(x, Op) else x
+
+    statements = tuple(dataclasses.replace(s, body=again(s.body)) for s in stage.statements)
+    return dataclasses.replace(n, stages=(dataclasses.replace(stage, statements=statements),))
+
+
+def _apart(x: Scalar, fast: Var, condition: Scalar, holds: bool) -> Scalar:
+    """An expression whose largest parts that read nothing along ``fast``, but across, are there if a condition holds,
+    or if it does not."""
+    reads = _reads(x, fast)
+    if True not in reads or isinstance(x, Guarded):
+        return x
+    if reads == {True}:
+        nothing = Const(0, x.dtype)
+        return Guarded(condition, x, nothing, x.dtype) if holds else Guarded(condition, nothing, x, x.dtype)
+    return (
+        dataclasses.replace(x, args=tuple(_apart(y, fast, condition, holds) for y in x.args))
+        if isinstance(x, Op)
+        else x
+    )
+
+
+def _reads(x: Scalar, fast: Var) -> set[bool]:
+    """Whether loads of an expression read across ``fast``: true for some, false for those along it."""
+    steps = [distance(y.index[0], fast) for y in walk(x) if isinstance(y, Load) and y.index]
+    return {step > 1 for step in steps if step}
+
+
 def turned_by(stage: StageNest, fast: Var, across: Var) -> Iterator[Scalar]:
     """What passes through shared memory: loads in steps of one along ``across``, and what is read if a condition holds,
-    where it has such loads and none along ``fast``."""
+    where it has such loads and none along ``fast``; or else parts of that, with the same condition."""
     own = {s.name for s in stage.statements}
     seen: set[Scalar] = set()
+
+    def is_turned(x: Guarded) -> bool:
+        loads = [y for y in walk(x) if isinstance(y, Load)]
+        along = [y for y in loads if y.index and distance(y.index[0], fast) == 1]
+        reads = any(_is_turned(y, fast, across) for y in loads)
+        return reads and not along and not any(y.source in own for y in loads)
 
     def found(x: Scalar) -> Iterator[Scalar]:
         if x in seen:
@@ -82,14 +135,8 @@ def turned_by(stage: StageNest, fast: Var, across: Var) -> Iterator[Scalar]:
             if _is_turned(x, fast, across):
                 yield x
         elif isinstance(x, Guarded):
-            loads = [y for y in walk(x) if isinstance(y, Load)]
-            along = [y for y in loads if y.index and distance(y.index[0], fast) == 1]
-            if (
-                any(_is_turned(y, fast, across) for y in loads)
-                and not along
-                and not any(y.source in own for y in loads)
-            ):
-                yield x
+            parts = [y for y in walk(x.value, x.other) if isinstance(y, Guarded) and y.condition == x.condition]
+            yield from [x] if is_turned(x) else filter(is_turned, parts)
         else:
             for y in inside(x):
                 yield from found(y)
