@@ -189,11 +189,13 @@ def test_parts_have_as_many_elements_for_each_thread() -> None:
     first, *_ = nests(made)
     (loop,) = first.stages[0].reduced
     assert "min(128, " in str(loop.size)
+    assert "+ 65 <= imin(128, " in made.written().source  # both of a thread are read before it waits
 
 
 def test_a_sum_of_everything_runs_on_over_all_dimensions() -> None:
     """Also where a part is a multiple of one of them."""
     made: LoopProgram = for_gpu(lambda x: (reduce.over("sum", x, [0, 1, 2]),), torch.zeros(64, 578, 14).transpose(1, 2))
-    first, *_ = nests(made)
+    first, last = nests(made)
+    assert last.block == 32  # a warp adds up the parts
     (stage,) = (s for s in first.stages if s.inner)
     assert len(stage.inner) == 1 and stage.vector is not None and first.lanes == 4
