@@ -140,3 +140,20 @@ def test_short_sides_that_run_backwards_are_left() -> None:
     made = for_gpu(lambda x: (turned(views.flip(x, [2])),), numbers(torch.float32, 3000, 60, 3))
     (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
     assert nest.interleaved is None
+
+
+@pytest.mark.usefixtures("as_if_large")
+def test_what_is_shared_is_taken_apart_once() -> None:
+    """As text the sum under the condition has 2^40 parts."""
+
+    def doubled(x: Tensor) -> tuple[Tensor, ...]:
+        y = views.reshaped(x, [x.shape[0], x.shape[2], x.shape[1]])
+        both = pointwise(lambda a, b: a + b, turned(x), y)
+        for _ in range(40):
+            both = pointwise(lambda a: (a + a) * 0.5, both)
+        return (pointwise(lambda a: a, views.roll(both, [1], [2])),)
+
+    (nest,) = (
+        n for n in schedule(for_gpu(doubled, torch.zeros(2, 64, 64)).program, GPU).steps if isinstance(n, GridNest)
+    )
+    assert nest.tile is not None

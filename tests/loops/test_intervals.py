@@ -36,3 +36,13 @@ def number(x: float) -> Scalar:
 ], ids=str)  # fmt: skip
 def test_intervals(x: Scalar, wanted: tuple[float, float]) -> None:
     assert interval(x) == wanted
+
+
+def test_what_is_shared_is_looked_at_once() -> None:
+    """As text each has 2^60 operations."""
+    added, chosen = WIDE, WIDE
+    for k in range(60):
+        added = op("add", added, added)
+        chosen = Guarded(op("lt", chosen, number(k)), op("add", chosen, number(1.0)), chosen, torch.float32)
+    assert interval(added) == (0, 9 * 2.0**60)
+    assert interval(chosen) == (0, 69)

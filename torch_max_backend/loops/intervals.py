@@ -18,16 +18,26 @@ def interval(x: Scalar) -> Interval:
 
     An expression with a finite interval is never not a number.
     """
+    return _interval(x, {})
+
+
+def _interval(x: Scalar, known: dict[Scalar, Interval]) -> Interval:
+    if x not in known:
+        known[x] = _computed(x, known)
+    return known[x]
+
+
+def _computed(x: Scalar, known: dict[Scalar, Interval]) -> Interval:
     if isinstance(x, Const):
         return (float(x.value), float(x.value)) if math.isfinite(x.value) else ANY
     if isinstance(x, FromIndex):
         low, high = x.index.bounds
         return float(low), float(high)
     if isinstance(x, Guarded):
-        return _union(interval(x.value), interval(x.other))
+        return _union(_interval(x.value, known), _interval(x.other, known))
     if not isinstance(x, Op) or x.name not in _RULES or x.dtype not in _WIDE:
         return ANY
-    given = [interval(y) for y in x.args]
+    given = [_interval(y, known) for y in x.args]
     if not all(math.isfinite(end) for ends in given for end in ends):
         return ANY
     return _RULES[x.name](*given)

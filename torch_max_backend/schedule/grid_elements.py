@@ -25,8 +25,9 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
             return _turned_in_registers(n, pair)
         tile = tile_of(n, fast, outer)
         if tile is None and _has_conditions(n):
-            n = with_parts_apart(n, fast)
-            tile = tile_of(n, fast, outer)
+            apart = with_parts_apart(n, fast)
+            tile = tile_of(apart, fast, outer)
+            n = n if tile is None or not tile.is_large else apart
         if tile is not None and tile.is_large:
             return GridNest(n.outer, n.stages, rows=1, tile=tile)
         if tile is not None and cost.count([tile.across]) <= gpu.SHORT and not _has_conditions(n):

@@ -85,7 +85,7 @@ def with_parts_apart(n: Nest, fast: Var) -> Nest:
 
     def one(x: Scalar) -> Scalar:
         if isinstance(x, Guarded):
-            sides = _apart(x.value, fast, x.condition, True), _apart(x.other, fast, x.condition, False)
+            sides = _apart(x.value, fast, x.condition, True, {}), _apart(x.other, fast, x.condition, False, {})
             return Guarded(x.condition, *sides, x.dtype) if _reads(x, fast) == {True, False} else x
         return dataclasses.replace(x, args=tuple(map(again, x.args))) if isinstance(x, Op) else x
 
@@ -93,7 +93,7 @@ def with_parts_apart(n: Nest, fast: Var) -> Nest:
     return dataclasses.replace(n, stages=(dataclasses.replace(stage, statements=statements),))
 
 
-def _apart(x: Scalar, fast: Var, condition: Scalar, holds: bool) -> Scalar:
+def _apart(x: Scalar, fast: Var, condition: Scalar, holds: bool, done: dict[Scalar, Scalar]) -> Scalar:
     """An expression whose largest parts that read nothing along ``fast``, but across, are there if a condition holds,
     or if it does not."""
     reads = _reads(x, fast)
@@ -102,11 +102,11 @@ def _apart(x: Scalar, fast: Var, condition: Scalar, holds: bool) -> Scalar:
     if reads == {True}:
         nothing = Const(0, x.dtype)
         return Guarded(condition, x, nothing, x.dtype) if holds else Guarded(condition, nothing, x, x.dtype)
-    return (
-        dataclasses.replace(x, args=tuple(_apart(y, fast, condition, holds) for y in x.args))
-        if isinstance(x, Op)
-        else x
-    )
+    if not isinstance(x, Op):
+        return x
+    if x not in done:  # what is shared is taken apart once
+        done[x] = dataclasses.replace(x, args=tuple(_apart(y, fast, condition, holds, done) for y in x.args))
+    return done[x]
 
 
 def _reads(x: Scalar, fast: Var) -> set[bool]:
