@@ -460,10 +460,11 @@ class _Writer:
     def _argument(self, x: Any) -> str:
         if isinstance(x, Ref):
             layout = self.plan.layouts[x.name]
+            name = self.in_place.get(x.name, x.name)
             if layout.sizes == x.sizes and layout.strides == x.strides and x.offset == 0:
-                return x.name
-            offset = f", {x.name}.storage_offset() + {self._number(x.offset)}" if x.offset != 0 else ""
-            return f"{x.name}.as_strided({self._tuple(x.sizes)}, {self._tuple(x.strides)}{offset})"
+                return name
+            offset = f", {name}.storage_offset() + {self._number(x.offset)}" if x.offset != 0 else ""
+            return f"{name}.as_strided({self._tuple(x.sizes)}, {self._tuple(x.strides)}{offset})"
         if isinstance(x, Index):
             return self._number(x)
         if isinstance(x, list | tuple):
@@ -635,7 +636,7 @@ def _reads_are_over(steps: Iterable[Nest | Call], target: str, source: str) -> b
     written = False
     for step in steps:
         if isinstance(step, Call):
-            if source in step.reads() or (written and target in step.reads()):
+            if written and target in step.reads():
                 return False
             if source in [r.name for r in step.results if r]:
                 return False

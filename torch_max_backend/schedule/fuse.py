@@ -16,8 +16,8 @@ from torch_max_backend.schedule.machine import CPU, Machine
 
 MOST, NEAR = 8, 8
 """Members of a kernel that others join for what they read, and kernels that are tried."""
-FEW = 1 << 13
-"""Elements that one block of a grid reduces in less time than a launch takes."""
+FEW, BRIEF = 1 << 14, 1 << 18
+"""Elements, and operations on them, for which one block of a grid takes no longer than another launch."""
 
 
 @dataclass
@@ -70,8 +70,9 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
     """Add ``d`` to a group if the two have outer variables in common; says whether it did."""
     if not _is_loop(d) or not all(_is_loop(m) for m in group.members):
         return False
-    if machine.has_grid and not group.outer and cost.count(d.variables) == 1 and cost.iterations(d) <= FEW:
-        group.members.append(d)  # a number from numbers, or from a few
+    if machine.has_grid and _is_for_one_block(group, d):
+        group.outer = []
+        group.members.append(d)
         return True
     matched = _matched(group, d)
     if matched is None:
@@ -94,6 +95,16 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
     group.outer = shared
     group.members.append(renamed(d, names))
     return True
+
+
+def _is_for_one_block(group: _Group, d: Definition) -> bool:
+    """Whether one block of a grid computes all of a kernel: a number from numbers, or a short row and its sums."""
+    if not group.outer and cost.count(d.variables) == 1:
+        return cost.iterations(d) <= FEW
+    is_row = d.reduced != () and cost.count(d.variables) == 1 and cost.count(group.outer) == cost.count(d.reduced)
+    work = [(n := cost.iterations(m), n * cost.of_expression(*m.expressions())) for m in (*group.members, d)]
+    is_brief = max(n for n, _ in work) <= FEW and sum(operations for _, operations in work) <= BRIEF
+    return is_brief and (is_row or not group.outer)
 
 
 def _shares_whole_loops(group: _Group, d: Definition, shared: list[Var], names: Mapping[Var, Var]) -> bool:

@@ -14,6 +14,11 @@ from torch_max_backend.schedule.machine import CPU, Machine
 
 DEAR, REUSED = 4, 16
 """Simple operations, and how often their result is read, from which it is computed once."""
+DEEP = 4
+"""Loads, from which on an element is kept for readers of as many elements, however few: else a chain of sums, such as
+the residuals of a model's layers, is read again from its beginning by each of its readers."""
+OF_A_ROW = 6
+"""Times that the kernels of two norms read an element: they keep it by the way."""
 
 
 def inline(program: Program, machine: Machine = CPU) -> Program:
@@ -67,7 +72,8 @@ def _repeats(d: Definition, readers: list[Step], price: float, kept: bool, machi
     elsewhere = sum(cost.iterations(r) for r in readers if isinstance(r, Definition))
     if kept:
         return price <= 3 and elsewhere <= 2 * here
-    saved = 3 * here + 2 * elsewhere + machine.launch  # written once, and read by each
+    launch = machine.launch if price <= DEEP or elsewhere > OF_A_ROW * here else 0
+    saved = 3 * here + 2 * elsewhere + launch  # written once, and read by each
     return max(0, elsewhere - here) * price <= saved
 
 

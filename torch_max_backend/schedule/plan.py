@@ -9,16 +9,19 @@ from torch_max_backend.loops.expr import Load, loads
 from torch_max_backend.loops.program import Call, Definition, Program, Scatter, dense_strides, reads
 from torch_max_backend.loops.simplify import without_reductions_of_one, without_sums_of_one_element
 from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.equal_definitions import without_equal_definitions
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.grid import grid_nest, grid_scatter
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.kernel import Kernel, Layout
+from torch_max_backend.schedule.late_stores import with_late_stores
 from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.nest import Nest, distance, nest
 from torch_max_backend.schedule.overlap import wait_late
 from torch_max_backend.schedule.own_rows import own_rows
 from torch_max_backend.schedule.rows_at_once import rows_at_once
 from torch_max_backend.schedule.scatter_nest import scatter_nests
+from torch_max_backend.schedule.small_kernels import sharing_launches
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
 from torch_max_backend.schedule.split_scans import split_long_scans
 from torch_max_backend.schedule.tables import tables
@@ -43,7 +46,7 @@ class Schedule:
 
 def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Program]]:
     """The program after each pass, with the pass's name."""
-    for change in (without_reductions_of_one, inline):
+    for change in (without_reductions_of_one, inline, without_equal_definitions, with_late_stores):
         program = inline(program, machine) if change is inline else change(program)
         yield change.__name__, program
     program = split_long_scans(program, layouts_of(program), machine)
@@ -76,7 +79,9 @@ def schedule(program: Program, machine: Machine = CPU) -> Schedule:
         else:
             made = grid_nest(step, layouts, local) if machine.has_grid else rows_at_once(nest(step, layouts, local))
             steps.append(made)
-    if not machine.has_grid:
+    if machine.has_grid:
+        steps = sharing_launches(steps, program.stores)
+    else:
         calls = {name for step in steps if isinstance(step, Call) for name in step.reads()}
         steps = own_rows(steps, calls | {name for name, _ in program.outputs} | {s for _, s in program.stores})
     return Schedule(program, steps, layouts, local)

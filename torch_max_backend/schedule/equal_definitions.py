@@ -1,0 +1,71 @@
+"""Tensors that are the same are computed once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch_max_backend.loops.expr import Load, Scalar, loads, rewrite
+from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.loops.program import Call, Definition, Program, Ref, Step, reads
+from torch_max_backend.schedule.split import rewritten
+
+
+def without_equal_definitions(program: Program) -> Program:
+    """Read the first of several plain loops that compute the same, such as the mask that each layer of a model makes.
+
+    Before: ``t0[i] = mul(x[i], 2)``, ``t1[j] = mul(x[j], 2)``, ``t2[i] = add(t1[i], 1)``. After: ``t0`` and ``t2[i] =
+    add(t0[i], 1)``. What leaves stays, since it has memory of its own, and so does what a library reads in another
+    order.
+    """
+    leaving = {name for name, _ in program.outputs} | {source for _, source in program.stores}
+    alike: dict[object, list[Definition]] = {}
+    for d in program.definitions():
+        if d.how is None and d.name not in leaving:
+            alike.setdefault((d.dtype, d.sizes, tuple(x.source for x in loads(d.body))), []).append(d)
+    several = {d.name for found in alike.values() if len(found) > 1 for d in found}
+    if not several:
+        return program
+    first: dict[object, str] = {}
+    same: dict[str, str] = {}
+    steps: list[Step] = []
+    for step in program.steps:
+        step = _reading(step, same)
+        if isinstance(step, Definition) and step.name in several:
+            key = _canonical(step), step.dtype, program.orders.get(step.name), program.rows.get(step.name)
+            known = first.setdefault(key, step.name)
+            if known != step.name:
+                same[step.name] = known
+                continue
+        steps.append(step)
+    return dataclasses.replace(program, steps=steps)
+
+
+def _canonical(d: Definition) -> tuple[tuple[Index, ...], Scalar]:
+    """Sizes and body in terms of variables that are named by their positions."""
+    names = {v: Index.of(Var(f"c{k}", v.size)) for k, v in enumerate(d.variables)}
+    return d.sizes, rewrite(d.body, names)
+
+
+def _reading(step: Step, same: dict[str, str]) -> Step:
+    """A step that reads the first of what is the same."""
+    if same.keys().isdisjoint(reads(step)):
+        return step
+    if isinstance(step, Call):
+        kwargs = {k: _renamed(v, same) for k, v in step.kwargs.items()}
+        args, holds = _renamed(step.args, same), tuple(same.get(name, name) for name in step.holds)
+        return dataclasses.replace(step, args=args, kwargs=kwargs, holds=holds)
+
+    def load(x: Load) -> Scalar:
+        return Load(same[x.source], x.index, x.dtype) if x.source in same else x
+
+    return rewritten(step, {}, load)
+
+
+def _renamed(value: Any, same: dict[str, str]) -> Any:
+    """Arguments of a call with other names of tensors."""
+    if isinstance(value, Ref):
+        return dataclasses.replace(value, name=same.get(value.name, value.name))
+    if isinstance(value, list | tuple):
+        return type(value)(_renamed(v, same) for v in value)
+    return value
