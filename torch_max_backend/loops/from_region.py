@@ -75,8 +75,6 @@ class FromRegion:
     """Dtypes of convolutions for which channels may be put last."""
     row_bytes = 1
     """At multiples of how many bytes rows begin in a tensor that may lie in any way."""
-    has_row_products = True
-    """Whether loops compute the product of a row with a matrix of narrow elements."""
     adds_bias = False
     """Whether the bias of the convolution at work is a loop's."""
 
@@ -239,7 +237,7 @@ class FromRegion:
             if value.device not in (self.device, torch.device("meta")):
                 raise Unsupported(f"a program on {self.device} has no tensor on {value.device}")
         rule = rule_of(target)
-        if self.has_row_products and (found := self._special_product(target, args, dict(kwargs), promise)):
+        if (found := self._special_product(target, args, dict(kwargs), promise)) is not None:
             return found
         if self._is_for_library(target, args):
             return self._library(target, args, kwargs, promise)

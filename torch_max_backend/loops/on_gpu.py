@@ -20,6 +20,7 @@ from torch import fx
 from torch_max_backend.capture.fake_tensors import symbols_of, tensor_of
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.capture.view_ops import PERMUTES, RESHAPES
+from torch_max_backend.loops.attention_of_a_row import attention_of_a_row
 from torch_max_backend.loops.convolution_layout import (
     CHANNELS_LAST,
     CUDNN_DTYPES,
@@ -31,6 +32,7 @@ from torch_max_backend.loops.expr import constant, select
 from torch_max_backend.loops.from_region import CONVOLUTIONS, FromRegion, source_of
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import ATTENTION, scans_on_a_gpu
+from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops
 from torch_max_backend.loops.program import Ref, dense_strides
 from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor
@@ -59,7 +61,6 @@ class OnGpu(FromRegion):
     """The walk over a region's nodes, on a GPU."""
 
     row_bytes = 16
-    has_row_products = False
 
     def __init__(self, region: Region, builder: Builder) -> None:
         super().__init__(region, builder)
@@ -85,6 +86,12 @@ class OnGpu(FromRegion):
         first, dim = (*args, None, None)[:2]
         return isinstance(first, Tensor) and scans_on_a_gpu(target, first.shape, dim)
 
+    def _special_product(
+        self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], promise: object
+    ) -> Tensor | None:
+        """A product of one row, which takes the time of reading its matrix: a library has few blocks for that."""
+        return product_as_loops(args, kwargs) if target in PRODUCTS and is_a_row(args) else None
+
     def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
         if target is aten.convolution.default and args[2] is not None:
             self.adds_bias = True
@@ -98,6 +105,8 @@ class OnGpu(FromRegion):
             strides = [self._strides_with_channels_last(x) for x in promise]
             return self._call(target, [*with_channels_last, *args[3:]], kwargs, promise, strides)
         if target is aten.scaled_dot_product_attention.default:
+            if (found := attention_of_a_row(*args, **kwargs)) is not None:
+                return found
             args = [*args[:3], self._mask(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
             kwargs = {k: self._mask(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
             return self._call(target, args, kwargs, promise, [self._attention(args[0], args[2], promise)])
@@ -216,6 +225,13 @@ class OnGpu(FromRegion):
             found = self._in_place(x, multiple=multiple)
             return found or self._in_place(self._defined(x), multiple=multiple)  # type: ignore[return-value]
         return self._ref(x)
+
+
+def is_a_row(args: Sequence[Any]) -> bool:
+    """Whether the first factor of a product is one row of floats, and all sizes are known."""
+    row, matrix = args[-2:]
+    known = all(s.is_constant for x in (row, matrix) for s in x.shape)
+    return known and row.shape[0] == 1 and row.dtype.is_floating_point and row.dtype is not torch.float64
 
 
 def _computed_factors(region: Region) -> Iterator[tuple[fx.Node, int]]:

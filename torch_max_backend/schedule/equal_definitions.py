@@ -7,12 +7,12 @@ from typing import Any
 
 from torch_max_backend.loops.expr import Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.program import Call, Definition, Program, Ref, Step, reads
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Ref, Step, reads
 from torch_max_backend.schedule.split import rewritten
 
 
 def without_equal_definitions(program: Program) -> Program:
-    """Read the first of several plain loops that compute the same, such as the mask that each layer of a model makes.
+    """Read the first of several loops that compute the same, such as the mask that each layer of a model makes.
 
     Before: ``t0[i] = mul(x[i], 2)``, ``t1[j] = mul(x[j], 2)``, ``t2[i] = add(t1[i], 1)``. After: ``t0`` and ``t2[i] =
     add(t0[i], 1)``. What leaves stays, since it has memory of its own, and so does what a library reads in another
@@ -21,7 +21,7 @@ def without_equal_definitions(program: Program) -> Program:
     leaving = {name for name, _ in program.outputs} | {source for _, source in program.stores}
     alike: dict[object, list[Definition]] = {}
     for d in program.definitions():
-        if d.how is None and d.name not in leaving:
+        if isinstance(d.how, Reduction | None) and d.name not in leaving:
             alike.setdefault((d.dtype, d.sizes, tuple(x.source for x in loads(d.body))), []).append(d)
     several = {d.name for found in alike.values() if len(found) > 1 for d in found}
     if not several:
@@ -41,10 +41,11 @@ def without_equal_definitions(program: Program) -> Program:
     return dataclasses.replace(program, steps=steps)
 
 
-def _canonical(d: Definition) -> tuple[tuple[Index, ...], Scalar]:
-    """Sizes and body in terms of variables that are named by their positions."""
-    names = {v: Index.of(Var(f"c{k}", v.size)) for k, v in enumerate(d.variables)}
-    return d.sizes, rewrite(d.body, names)
+def _canonical(d: Definition) -> object:
+    """Sizes, body and reduction in terms of variables that are named by their positions."""
+    names = {v: Index.of(Var(f"c{k}", v.size)) for k, v in enumerate((*d.variables, *d.reduced))}
+    sizes = tuple(v.size for v in d.reduced)
+    return d.sizes, sizes, d.how.combiner if isinstance(d.how, Reduction) else "", rewrite(d.body, names)
 
 
 def _reading(step: Step, same: dict[str, str]) -> Step:

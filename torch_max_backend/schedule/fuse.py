@@ -136,8 +136,8 @@ def _join_beside(
 
 
 def _reduce_beside(group: _Group | Call, d: Definition, places: Mapping[str, int]) -> bool:
-    """Add a reduction to a kernel of reductions over the same loops that reads a tensor of it, too, or one that the
-    same kernel makes; says whether it did.
+    """Add a reduction to a kernel of reductions over the same loops, and what ends them, that reads a tensor of it,
+    too, or one that the same kernel makes; says whether it did.
 
     None of them reads another one's result, since ``d`` reads what is older than the kernel.
     """
@@ -148,7 +148,8 @@ def _reduce_beside(group: _Group | Call, d: Definition, places: Mapping[str, int
         return False
     as_theirs = {v: Index.of(w) for v, w in zip(own, group.outer, strict=True)}
     loops = [v.size if isinstance(v.size, int) else v.size.substitute(as_theirs) for v in d.reduced]
-    if not all(isinstance(m.how, Reduction) and [v.size for v in m.reduced] == loops for m in group.members):
+    theirs = [[v.size for v in m.reduced] for m in group.members if isinstance(m.how, Reduction)]
+    if not theirs or any(sizes != loops for sizes in theirs) or not all(map(_is_loop, group.members)):
         return False
     if any(v not in group.outer and v.size != 1 for m in group.members for v in m.variables):
         return False

@@ -45,6 +45,9 @@ TIMES = 4
 """Outer indices of a thread, at most, if each of them alone reads or writes little."""
 LOOKED_AT = 16
 """Iterations of a loop that are looked at to see how far apart neighbours are, where no one number says it."""
+LONG_ROW, FEW_WARPS = 1024, 2
+"""Elements of a row that a warp reads in several rounds, and the warps of a block then: those of a block with more end
+at different times, and all wait for the last one."""
 COLUMNS = 32
 """Neighbouring outer indices of a block whose threads share inner loops as well."""
 AHEAD = 8

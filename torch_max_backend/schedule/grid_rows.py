@@ -166,7 +166,8 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
     if any(x.place is not None for s in n.stages for x in s.statements):  # threads tell each other places, too
         while 1 < threads <= gpu.WARP and threads * gpu.EACH // 2 > inner and threads * outer >= gpu.BUSY * 2:
             threads //= 2
-    return GridNest(n.outer, tuple(chosen), rows=_rows(threads, outer), threads=threads, lanes=lanes)
+    rows = _rows(threads, outer) if inner < gpu.LONG_ROW else max(1, gpu.FEW_WARPS * gpu.WARP // threads)
+    return GridNest(n.outer, tuple(chosen), rows=rows, threads=threads, lanes=lanes)
 
 
 def _with_pieces_as_one(s: StageNest) -> StageNest:

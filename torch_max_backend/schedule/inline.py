@@ -12,8 +12,6 @@ from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.machine import CPU, Machine
 
-DEAR, REUSED = 4, 16
-"""Simple operations, and how often their result is read, from which it is computed once."""
 DEEP = 4
 """Loads, from which on an element is kept for readers of as many elements, however few: else a chain of sums, such as
 the residuals of a model's layers, is read again from its beginning by each of its readers."""
@@ -67,9 +65,10 @@ def _repeats(d: Definition, readers: list[Step], price: float, kept: bool, machi
     if not readers:
         return False
     here = cost.iterations(d)
-    if any(isinstance(r, Definition) and isinstance(r.how, Scan | Scatter) for r in readers) and price > 4:
+    elsewhere = sum(_times_read(d, r) for r in readers if isinstance(r, Definition))
+    in_order = any(isinstance(r, Definition) and isinstance(r.how, Scan | Scatter) for r in readers)
+    if in_order and price > 4 and not (machine.has_grid and elsewhere <= here):
         return False
-    elsewhere = sum(cost.iterations(r) for r in readers if isinstance(r, Definition))
     if kept:
         return price <= 3 and elsewhere <= 2 * here
     launch = machine.launch if price <= DEEP or elsewhere > OF_A_ROW * here else 0
@@ -77,17 +76,23 @@ def _repeats(d: Definition, readers: list[Step], price: float, kept: bool, machi
     return max(0, elsewhere - here) * price <= saved
 
 
-def _ends_reductions(d: Definition, sums: set[str], readers: list[Step]) -> bool:
-    """Whether ``d`` computes something dear from reductions' results, element by element, for many readers.
+def _times_read(d: Definition, reader: Definition) -> int:
+    """How many elements of ``d`` a definition reads."""
+    if isinstance(reader.how, Scatter) and all(x.source != d.name for x in loads(reader.body)):
+        return cost.count(reader.how.variables)
+    return cost.iterations(reader)
 
-    It joins their kernel, and costs nothing there.
+
+def _ends_reductions(d: Definition, sums: set[str], readers: list[Step]) -> bool:
+    """Whether ``d`` takes a reduction's results element by element and several elements read what it gives: it joins
+    the reduction's kernel, and costs nothing there.
     """
     index = [Index.of(v) for v in d.variables if v.size != 1]
-    read = list(loads(*d.expressions()))
-    if not read or not all(x.source in sums and [i for i in x.index if not i.is_constant] == index for x in read):
+    taken = [x for x in loads(d.body) if x.source in sums]
+    if not taken or not all([i for i in x.index if not i.is_constant] == index for x in taken):
         return False
     elsewhere = sum(cost.iterations(r) for r in readers if isinstance(r, Definition))
-    return cost.of_expression(*d.expressions()) > len(read) + DEAR and elsewhere >= REUSED * cost.iterations(d)
+    return elsewhere > cost.iterations(d)
 
 
 def substituted(d: Definition, bodies: dict[str, Definition]) -> Definition:
