@@ -50,6 +50,8 @@ HEADS_BEHIND_POSITIONS = (0, 2, 1, 3)
 """The order in memory of the dimensions of what efficient attention returns."""
 SHORTEST, LARGE = 64, 2**16
 """Sizes of a product, and elements of what it reads, that are worth care for rows."""
+LARGE_ROWS = 2**25
+"""Elements of a matrix whose rows are contiguous, above which cuBLASLt multiplies one row with it faster than loops."""
 WORTH_ZEROS = 2**31
 """Multiplications of a product that is worth zeros behind its factors."""
 WORTH_A_COPY = 256
@@ -90,7 +92,12 @@ class OnGpu(FromRegion):
         self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], promise: object
     ) -> Tensor | None:
         """A product of one row, which takes the time of reading its matrix: a library has few blocks for that."""
-        return product_as_loops(args, kwargs) if target in PRODUCTS and is_a_row(args) else None
+        if target not in PRODUCTS or not is_a_row(args):
+            return None
+        matrix = self._in_place(args[-1]) if source_of(args[-1]) in self.memory else None
+        if matrix is not None and matrix.strides[1] == 1 and math.prod(s.constant for s in args[-1].shape) > LARGE_ROWS:
+            return None
+        return product_as_loops(args, kwargs)
 
     def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
         if target is aten.convolution.default and args[2] is not None:

@@ -39,15 +39,15 @@ BANK = 4
 """Bytes of a bank of shared memory: threads that read from one bank at once wait for each other."""
 STORES = 2
 """How often a byte that is written counts, where loops are compared by what runs along memory."""
-SECTOR = 32
-"""Bytes that memory is read by, at least."""
+SECTOR, WORD = 32, 4
+"""Bytes that memory is read by, at least, and those that a thread should read at once."""
 TIMES = 4
 """Outer indices of a thread, at most, if each of them alone reads or writes little."""
 LOOKED_AT = 16
 """Iterations of a loop that are looked at to see how far apart neighbours are, where no one number says it."""
-LONG_ROW, FEW_WARPS = 1024, 2
+LONG_ROW, FEW_WARPS, READS = 1024, 2, 4
 """Elements of a row that a warp reads in several rounds, and the warps of a block then: those of a block with more end
-at different times, and all wait for the last one."""
+at different times, and all wait for the last one; the vectors of such rows that a thread reads for one reduction."""
 COLUMNS = 32
 """Neighbouring outer indices of a block whose threads share inner loops as well."""
 AHEAD = 8

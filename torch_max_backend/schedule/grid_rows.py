@@ -47,16 +47,23 @@ def columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:
     lanes = 1 if fast is None or not is_vectorizable(fast, n.stages) else lanes_along(fast, n.stages, True)
     if any(x.place is not None for s in n.stages for x in s.statements):
         lanes = 1
-    while lanes > 1 and (outer < gpu.PROCESSORS * _neighbours(fast, lanes) * lanes or not is_whole(fast, lanes)):
+    read = [width for s in n.stages for i, width in accesses(s) if {*s.inner} & i.variables]
+    width = min(read, default=1)
+    while lanes > 1 and (
+        (outer < gpu.PROCESSORS * _neighbours(fast, lanes) * lanes and lanes * width > gpu.WORD)
+        or not is_whole(fast, lanes)
+    ):
         lanes //= 2
     rows = _neighbours(fast, lanes)
-    read = [width for s in n.stages for i, width in accesses(s) if {*s.inner} & i.variables]
-    while rows * lanes * min(read, default=1) > gpu.SECTOR and outer < gpu.PROCESSORS * rows * lanes:
+    while rows * lanes * width > gpu.SECTOR and outer < gpu.PROCESSORS // 2 * rows * lanes:
         rows //= 2
     threads = max(2, gpu.WARP // rows)
-    while (
-        rows * threads * min(4, lanes) < gpu.MOST and threads * 4 <= inner and outer // lanes * threads < gpu.BUSY * 2
-    ):
+    are_few = outer < gpu.PROCESSORS * 2 * rows * lanes  # blocks: each is as large as it can be
+    told = sum(x.body.dtype.itemsize for s in n.stages for x in s.statements if x.combiner) * lanes
+    while threads * 4 <= inner and outer // lanes * threads < gpu.BUSY * 2:
+        block = rows * threads
+        if block * (1 if are_few else min(4, lanes)) >= gpu.MOST or block * told > gpu.SHARED:
+            break
         threads *= 2
     vector = fast if lanes > 1 else None
     size = lone_loop(n.stages)
@@ -154,13 +161,11 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         dataclasses.replace(s, vector=s.inner[-1]) if k >= lanes and _has_vectors(s) else s
         for s, k in zip(map(_with_pieces_as_one, stages) if lanes == 1 else stages, possible, strict=True)
     ]
-    threads = 1
+    threads, each = 1, gpu.EACH
+    if alone is not None and inner >= gpu.LONG_ROW:
+        each = max(1, gpu.READS // max(1, len({i for s in stages for i, _ in accesses(s) if _is_of_rows(i, n, s)})))
     while threads < gpu.MOST and threads * lanes < inner:
-        if (
-            threads >= gpu.WARP
-            and threads * max(lanes * gpu.EACH, gpu.ELEMENTS) >= inner
-            and threads * outer >= gpu.BUSY
-        ):
+        if threads >= gpu.WARP and threads * max(lanes * each, gpu.ELEMENTS) >= inner and threads * outer >= gpu.BUSY:
             break
         threads *= 2
     if any(x.place is not None for s in n.stages for x in s.statements):  # threads tell each other places, too
@@ -168,6 +173,11 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
             threads //= 2
     rows = _rows(threads, outer) if inner < gpu.LONG_ROW else max(1, gpu.FEW_WARPS * gpu.WARP // threads)
     return GridNest(n.outer, tuple(chosen), rows=rows, threads=threads, lanes=lanes)
+
+
+def _is_of_rows(index: Index, n: Nest, s: StageNest) -> bool:
+    """Whether an address is of a row of its own for each outer index."""
+    return bool({*s.inner} & index.variables) and bool({*n.outer} & index.variables)
 
 
 def _with_pieces_as_one(s: StageNest) -> StageNest:

@@ -57,7 +57,7 @@ class _Placed:
 
 
 def _partner(before: Sequence[_Placed], new: _Placed) -> tuple[int | None, bool]:
-    """The place of the kernel that a new one joins, and whether the new one moves there rather than the old one here."""
+    """The place of the kernel that a new one joins, and whether the new one moves there, not the old one here."""
     if _form(new.step) is None:
         return None, False
     comes, passed = True, list[_Placed]()  # whether the new one can run right behind what is passed

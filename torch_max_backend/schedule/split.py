@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,10 @@ LANES = 64
 """Accumulators that a sum along memory has at the same time."""
 EVEN = 64
 """What a part's elements are a multiple of on a grid, where parts are not equal: as many threads share them."""
+SECTOR, LARGE = 32, 1 << 20
+"""Bytes that a GPU's memory is read by, and of what a reduction reads that is worth another kernel."""
+HELD = 64
+"""Elements of a part that a block's threads hold, if they have neighbouring results, so that it is read once."""
 GRID_CHAINS = 8
 """Threads, at least, that share a long reduction on a grid."""
 
@@ -277,15 +281,23 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
     adds = known and how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
     if machine.has_grid:
         chain //= GRID_CHAINS
+    piece = _piece(d, wide, layouts) if machine.has_grid and along_memory else None
+    if piece is not None:
+        along_memory, results = False, results * cost.count([piece])
+        elements //= cost.count([piece])
     is_far = along_memory and elements * _width(d) >= machine.far > 0
     few = results < machine.results[0 if along_memory else 1] * (machine.waves if is_far else 1)
     few = few and elements * (_width(d) if along_memory else machine.line) >= machine.block
     part = min(PART, machine.part)
-    if not ((few and results * elements >= 4 * part and elements >= 64) or (adds and chain > CHAIN)):
+    is_cut = (few and results * elements >= 4 * part and elements >= 64) or (adds and chain > CHAIN)
+    if not is_cut and piece is None:
         return [whole]
     most = machine.most_parts if not machine.has_grid else max(2, machine.most_parts // _blocks(results, along_memory))
-    parts = max(2, min(most, results * elements // part), -(-chain // CHAIN) if adds else 0)
-    outer, rest = [], list(how.variables)
+    parts = max(2, min(most, results * elements // part), -(-chain // CHAIN) if adds else 0) if is_cut else 1
+    if piece is not None:
+        parts = max(parts, -(-elements // HELD))
+    outer = [] if piece is None else [(piece, Index.of(piece))]
+    rest = [v for v in how.variables if v != piece]
     while parts > 1 and rest:
         v = rest.pop(0)
         if v.size == 1:
@@ -319,6 +331,21 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
         d, body=Load(partial, index, dtype), how=Reduction(how.combiner, tuple(again[p] for p in names))
     )
     return [first, second]
+
+
+def _piece(d: Definition, wide: Sequence[Var], layouts: Mapping[str, Layout]) -> Var | None:
+    """The last loop, if it is a piece of memory so short that blocks with neighbouring results read the same sectors.
+
+    So are a group's channels where channels are last. Each place of the piece is a part then, and blocks have all
+    neighbours.
+    """
+    *others, last = wide
+    width = _width(d)
+    is_short = isinstance(last.size, int) and last.size * width < SECTOR and others
+    if not is_short or cost.iterations(d) * width < LARGE:
+        return None
+    read = [layouts[x.source].address(x.index) for x in loads(d.body) if last in variables(x)]
+    return last if read and any(all(runs_on(i, v, last) for i in read) for v in d.variables if v.size != 1) else None
 
 
 def _merged(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> tuple[Definition, Reduction]:
