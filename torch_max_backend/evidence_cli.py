@@ -8,8 +8,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from torch_max_backend.evidence.settings import Settings
+    from torch_max_backend.evidence.study import Study
 
 app = typer.Typer()
 
@@ -102,23 +107,17 @@ def bench(
     from torch_max_backend.evidence import record
     from torch_max_backend.evidence.cases import load_cases
     from torch_max_backend.evidence.markdown import with_changes
-    from torch_max_backend.evidence.plot import check_plot, draw
-    from torch_max_backend.evidence.regressions import THRESHOLD, changes, check_same, check_threshold
+    from torch_max_backend.evidence.plot import draw
+    from torch_max_backend.evidence.regressions import THRESHOLD, changes, check_threshold
     from torch_max_backend.evidence.settings import Settings
     from torch_max_backend.evidence.study import study
-    from torch_max_backend.measurement.machine import identity
 
     percent = THRESHOLD if threshold is None else threshold
     with no_answer():
         if compare is None and (threshold is not None or fail_on_regression):
             raise EvidenceError("--threshold and --fail-on-regression need --compare FILE")
         check_threshold(percent)
-        for name, file in (("--save", save), ("--markdown", markdown), ("--plot", plot)):
-            if file is not None:
-                with named(f"{name} "):
-                    record.check_folder(file)
-        if plot is not None:
-            check_plot(plot)
+        _check_files(save, markdown, plot)
         settings = Settings(
             contenders=tuple(name.strip() for name in contenders.split(",") if name.strip()),
             device=device,
@@ -135,12 +134,7 @@ def bench(
             unit=unit,
             memory=memory,
         )
-        before = None
-        if compare is not None:
-            with named("--compare "):
-                before = record.load(compare)
-            with named(f"--compare {compare}: "):
-                check_same(identity(device), dataclasses.asdict(settings), before)
+        before = None if compare is None else _loaded_to_compare(compare, settings)
         cases = [case for target in targets for case in load_cases(target, device)]
         found = study(cases, settings, lambda text: typer.echo(text, err=True))
         if save is not None:
@@ -160,6 +154,32 @@ def bench(
     if found.wrong:
         raise typer.Exit(WRONG)
     raise typer.Exit(REGRESSION if fail_on_regression and any(c.is_regression(percent) for c in changed) else FINE)
+
+
+def _check_files(save: Path | None, markdown: Path | None, plot: Path | None) -> None:
+    """Refuse files that could not be written once all has been measured."""
+    from torch_max_backend.evidence import record
+    from torch_max_backend.evidence.plot import check_plot
+
+    for name, file in (("--save", save), ("--markdown", markdown), ("--plot", plot)):
+        if file is not None:
+            with named(f"{name} "):
+                record.check_folder(file)
+    if plot is not None:
+        check_plot(plot)
+
+
+def _loaded_to_compare(compare: Path, settings: Settings) -> Study:
+    """A study that was saved on this machine with these settings."""
+    from torch_max_backend.evidence import record
+    from torch_max_backend.evidence.regressions import check_same
+    from torch_max_backend.measurement.machine import identity
+
+    with named("--compare "):
+        before = record.load(compare)
+    with named(f"--compare {compare}: "):
+        check_same(identity(settings.device), dataclasses.asdict(settings), before)
+    return before
 
 
 def _tolerances(given: list[str]) -> dict[str, float]:
