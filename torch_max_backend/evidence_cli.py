@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import traceback
 from collections.abc import Iterator
@@ -51,17 +50,6 @@ def no_answer() -> Iterator[None]:
         raise typer.Exit(NO_ANSWER) from error
 
 
-@contextmanager
-def named(argument: str) -> Iterator[None]:
-    """Put an argument before what is said of it."""
-    from torch_max_backend.base.errors import EvidenceError
-
-    try:
-        yield
-    except EvidenceError as error:
-        raise EvidenceError(f"{argument}{error}") from error
-
-
 @app.command()
 def bench(
     targets: list[str] = typer.Argument(metavar="FUNCTION...", help=TARGET),
@@ -101,24 +89,19 @@ def bench(
     from torch_max_backend.base.errors import EvidenceError
     from torch_max_backend.evidence import record
     from torch_max_backend.evidence.cases import load_cases
+    from torch_max_backend.evidence.files import Files
     from torch_max_backend.evidence.markdown import with_changes
-    from torch_max_backend.evidence.plot import check_plot, draw
-    from torch_max_backend.evidence.regressions import THRESHOLD, changes, check_same, check_threshold
+    from torch_max_backend.evidence.regressions import THRESHOLD, check_threshold
     from torch_max_backend.evidence.settings import Settings
     from torch_max_backend.evidence.study import study
-    from torch_max_backend.measurement.machine import identity
 
     percent = THRESHOLD if threshold is None else threshold
+    files = Files(save, markdown, plot, compare)
     with no_answer():
         if compare is None and (threshold is not None or fail_on_regression):
             raise EvidenceError("--threshold and --fail-on-regression need --compare FILE")
         check_threshold(percent)
-        for name, file in (("--save", save), ("--markdown", markdown), ("--plot", plot)):
-            if file is not None:
-                with named(f"{name} "):
-                    record.check_folder(file)
-        if plot is not None:
-            check_plot(plot)
+        files.check()
         settings = Settings(
             contenders=tuple(name.strip() for name in contenders.split(",") if name.strip()),
             device=device,
@@ -135,25 +118,14 @@ def bench(
             unit=unit,
             memory=memory,
         )
-        before = None
-        if compare is not None:
-            with named("--compare "):
-                before = record.load(compare)
-            with named(f"--compare {compare}: "):
-                check_same(identity(device), dataclasses.asdict(settings), before)
+        before = files.load(settings)
         cases = [case for target in targets for case in load_cases(target, device)]
         found = study(cases, settings, lambda text: typer.echo(text, err=True))
         if save is not None:
             record.save(found, save)
-        changed = []
-        if before is not None:
-            with named(f"--compare {compare}: "):
-                changed = changes(found, before)
+        changed = files.changes(found, before)
         text = with_changes(found, before, changed, percent)
-        if markdown is not None:
-            markdown.write_text(text, encoding="utf-8")
-        if plot is not None:
-            draw(found, plot)
+        files.write(found, text)
     typer.echo(record.to_lines(found) if json_output else text, nl=False)
     if json_output and changed:
         typer.echo(record.changes_to_lines(changed, percent), nl=False)

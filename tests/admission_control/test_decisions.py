@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch_max_backend.base.errors import MaxBackendError
 
 AUTO = {"executor": "auto", "compile": "wait"}
 MIB = 1 << 20
+NOT_COMPILED = r"compiled is .*: expected what torch\.compile"
 
 
 def softmaxed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -79,17 +81,20 @@ def test_asking_takes_keyword_arguments_and_symbolic_sizes() -> None:
     assert [n - storage - w.nbytes for n in needed] == [3 * MIB, 3 * MIB // 2, 3 * MIB // 4]
 
 
-@pytest.mark.any_runner("nothing is compiled")
-@pytest.mark.parametrize("given", [softmaxed, torch.nn.Linear(2, 2), 3])
-def test_asking_of_what_is_not_compiled(given: Any) -> None:
-    with pytest.raises(AdmissionError, match=r"compiled is .*: expected what torch\.compile"):
-        admission(given, *inputs())
-
-
-@pytest.mark.any_runner("there is no graph")
-def test_asking_of_a_function_without_a_graph() -> None:
-    with pytest.raises(AdmissionError, match=r"called with 1 argument.* it reached no graph of max_backend"):
-        admission(compiled_with(lambda x: 3), torch.ones(2))
+@pytest.mark.any_runner("nothing is compiled, or there is no graph")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: softmaxed, NOT_COMPILED),
+        (lambda: torch.nn.Linear(2, 2), NOT_COMPILED),
+        (lambda: 3, NOT_COMPILED),
+        (lambda: compiled_with(lambda x: 3), r"called with 1 argument.* it reached no graph of max_backend"),
+    ],
+    ids=["a function", "a module", "a number", "compiled without a graph"],
+)
+def test_asking_of_what_has_no_graph(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(AdmissionError, match=message):
+        admission(make(), torch.ones(2))
 
 
 @pytest.mark.any_runner("nothing runs")

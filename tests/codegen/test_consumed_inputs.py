@@ -14,7 +14,7 @@ from torch import fx
 from tests.support.grid_emulator import emulated
 from tests.support.grid_programs import SMALL_GPU
 from tests.support.loop_programs import LoopProgram, random_program
-from torch_max_backend.codegen import program_writer
+from torch_max_backend.codegen import program_memory
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.program import Call, Called, Input, Ref, dense_strides
@@ -45,7 +45,7 @@ def not_stored(made: LoopProgram) -> list[int]:
 @pytest.mark.parametrize("alone", [1, 1 << 20], ids=["alone", "in a block"])
 @pytest.mark.parametrize("seed", range(12))
 def test_results_are_those_of_the_interpreter(monkeypatch: pytest.MonkeyPatch, seed: int, alone: int) -> None:
-    monkeypatch.setattr(program_writer, "ALONE", alone)
+    monkeypatch.setattr(program_memory, "ALONE", alone)
     made = random_program(seed)
     made.machine = SMALL_GPU
     consumed = not_stored(made)
@@ -115,7 +115,7 @@ def product_of_twice(also: str = "") -> LoopProgram:
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_an_input_that_nobody_else_has_is_written_over(monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
-    monkeypatch.setattr(program_writer, "ALONE", 1)
+    monkeypatch.setattr(program_memory, "ALONE", 1)
     made = product_of_twice()
     held = made.fresh()
     (address,) = (x.data_ptr() for x in held)
@@ -137,7 +137,7 @@ def test_an_input_that_nobody_else_has_is_written_over(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("also", ["a later sum", "its transpose alone"])
 def test_what_is_read_elsewhere_is_not_written_over(monkeypatch: pytest.MonkeyPatch, also: str) -> None:
-    monkeypatch.setattr(program_writer, "ALONE", 1)
+    monkeypatch.setattr(program_memory, "ALONE", 1)
     assert "references(" in written(product_of_twice(), [0]).spec.source
     assert "references(" not in written(product_of_twice(), []).spec.source
     assert "references(" not in written(product_of_twice(also), [0]).spec.source

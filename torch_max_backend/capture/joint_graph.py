@@ -146,8 +146,7 @@ def save_narrow(forward: fx.GraphModule, backward: fx.GraphModule, results: int)
     Args:
         results: How many outputs the forward has before those that it saves.
     """
-    output = forward.graph.output_node()
-    outputs = list(output.args[0])
+    outputs = list(forward.graph.output_node().args[0])
     given = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     for node in outputs[results:]:
         if not isinstance(node, fx.Node) or not _widens(node) or _is_read_by_library(given.get(node.name)):
@@ -165,9 +164,7 @@ def save_narrow(forward: fx.GraphModule, backward: fx.GraphModule, results: int)
             source = given[narrow.name]
             outputs = [*outputs[:results], *(n for n in outputs[results:] if n is not node)]
         else:
-            with backward.graph.inserting_before(placeholder):
-                source = given[narrow.name] = backward.graph.placeholder(narrow.name)
-            source.meta.update(narrow.meta)
+            source = given[narrow.name] = _placeholder(backward, narrow, placeholder)
             outputs[outputs.index(node, results)] = narrow
         first = next(n for n in backward.graph.nodes if n in placeholder.users)
         copied = {steps[0].args[0]: source}
@@ -176,6 +173,20 @@ def save_narrow(forward: fx.GraphModule, backward: fx.GraphModule, results: int)
                 copied[step] = backward.graph.node_copy(step, copied.__getitem__)
         placeholder.replace_all_uses_with(copied[node])
         backward.graph.erase_node(placeholder)
+    _return_instead(forward, backward, outputs)
+
+
+def _placeholder(backward: fx.GraphModule, saved: fx.Node, before: fx.Node) -> fx.Node:
+    """What a backward gets of a node of its forward."""
+    with backward.graph.inserting_before(before):
+        found = backward.graph.placeholder(saved.name)
+    found.meta.update(saved.meta)
+    return found
+
+
+def _return_instead(forward: fx.GraphModule, backward: fx.GraphModule, outputs: list[Any]) -> None:
+    """Let a forward return other outputs, which its backward has been written for."""
+    output = forward.graph.output_node()
     if outputs != list(output.args[0]):
         output.args = (tuple(outputs),)
         forward.recompile()
@@ -222,8 +233,7 @@ def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int)
     Args:
         results: How many outputs the forward has before those that it saves.
     """
-    output = forward.graph.output_node()
-    outputs = list(output.args[0])
+    outputs = list(forward.graph.output_node().args[0])
     given = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     groups: dict[fx.Node, dict[fx.Node, list[fx.Node]]] = {}
     for node in outputs[results:]:
@@ -239,9 +249,7 @@ def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int)
         if is_saved:
             source = given[whole.name]
         else:
-            with backward.graph.inserting_before(given[first.name]):
-                source = backward.graph.placeholder(whole.name)
-            source.meta.update(whole.meta)
+            source = _placeholder(backward, whole, given[first.name])
             outputs[outputs.index(first, results)] = whole
         readers = {reader for node in pieces for reader in given[node.name].users}
         nodes, end = backward.graph.nodes, backward.graph.output_node()
@@ -255,10 +263,7 @@ def save_wholes(forward: fx.GraphModule, backward: fx.GraphModule, results: int)
             given[node.name].replace_all_uses_with(copied[node])
             backward.graph.erase_node(given[node.name])
         outputs = outputs[:results] + [n for n in outputs[results:] if n not in pieces]
-    if outputs != list(output.args[0]):
-        output.args = (tuple(outputs),)
-        forward.recompile()
-        backward.recompile()
+    _return_instead(forward, backward, outputs)
 
 
 _VIEWS = {operator.getitem, *RESHAPES, *PERMUTES, *CUTS} - {aten.unbind.int}

@@ -29,9 +29,10 @@ from torch_max_backend.loops.convolution_layout import (
     cudnn_dtypes,
 )
 from torch_max_backend.loops.expr import constant, select
-from torch_max_backend.loops.from_region import CONVOLUTIONS, FromRegion, source_of
+from torch_max_backend.loops.from_region import FromRegion
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import ATTENTION, scans_on_a_gpu
+from torch_max_backend.loops.library_calls import CONVOLUTIONS, source_of
 from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops
 from torch_max_backend.loops.program import Ref, dense_strides
 from torch_max_backend.loops.rules.registry import rule_of

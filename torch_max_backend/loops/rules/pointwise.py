@@ -10,7 +10,6 @@ import torch
 
 from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.loops.expr import Const, Scalar, bitcast, cast, constant, op, select
-from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.rules.registry import LeftToLibrary, add_rule, aten, prims, rule
 from torch_max_backend.loops.tensor import (
     PROMOTION,
@@ -19,7 +18,6 @@ from torch_max_backend.loops.tensor import (
     Tensor,
     broadcast_at,
     broadcast_shapes,
-    builder,
     define,
     expanded,
     is_number,
@@ -35,28 +33,13 @@ def _op(name: str) -> Formula:
     return lambda *args: op(name, *args)
 
 
-def _register(kind: Any, table: dict[Any, Formula]) -> None:
+def register_formulas(kind: Any, table: dict[Any, Formula]) -> None:
+    """Register pointwise ops of one kind of promotion, by their formulas."""
     for overload, formula in table.items():
         add_rule(lambda *operands, formula=formula: pointwise(formula, *operands, kind=kind), overload)
 
 
 # -- formulas ----------------------------------------------------------------------------------------------------------
-def relu(x: Scalar) -> Scalar:
-    return op("maximum", x, constant(0, x.dtype))
-
-
-def sigmoid(x: Scalar) -> Scalar:
-    return op("sigmoid", x)
-
-
-def silu(x: Scalar) -> Scalar:
-    return x * sigmoid(x)
-
-
-def softplus(x: Scalar, beta: float = 1.0, threshold: float = 20.0) -> Scalar:
-    return select(x * beta > threshold, x, op("log1p", op("exp", x * beta)) / beta)
-
-
 def clamp_to(x: Scalar, low: Scalar | float | None, high: Scalar | float | None) -> Scalar:
     """Torch's clamp: the upper limit wins, NaN stays."""
     for name, limit in (("maximum", low), ("minimum", high)):
@@ -92,10 +75,9 @@ def _absolute(x: Scalar) -> Scalar:
 
 
 # -- one operand -------------------------------------------------------------------------------------------------------
-_register(
+register_formulas(
     PROMOTION.DEFAULT,
     {
-        aten.relu.default: relu,
         aten.neg.default: _op("neg"),
         aten.sign.default: _sign,
         aten.sgn.default: _sign,
@@ -105,10 +87,6 @@ _register(
         aten.trunc.default: _float_only(_op("trunc")),
         aten.round.default: _float_only(_op("round_even")),
         aten.frac.default: _frac,
-        aten.silu.default: silu,
-        aten.mish.default: lambda x: x * op("tanh", softplus(x)),
-        aten.hardswish.default: lambda x: x * clamp_to(x + 3, 0, 6) / 6,
-        aten.hardsigmoid.default: lambda x: clamp_to(x + 3, 0, 6) / 6,
     },
 )
 
@@ -160,7 +138,7 @@ def special_entr(self: Tensor) -> Tensor:
 
 for _name in _FUNCTIONS.split():
     add_rule(_function(_name), getattr(aten, _name).default)
-_register(
+register_formulas(
     PROMOTION.ALWAYS_BOOL,
     {
         aten.isnan.default: lambda x: op("is_nan", x) if x.dtype.is_floating_point else constant(False, torch.bool),
@@ -186,7 +164,7 @@ def _minimum(name: str) -> Formula:
     return formula
 
 
-_register(
+register_formulas(
     PROMOTION.DEFAULT,
     {
         aten.mul.Tensor: lambda a, b: a & b if a.dtype is torch.bool else a * b,
@@ -220,7 +198,7 @@ _register(
         aten.clamp_max.Tensor: lambda x, high: clamp_to(x, None, high),
     },
 )
-_register(
+register_formulas(
     PROMOTION.INT_TO_FLOAT,
     {
         aten.div.Tensor: lambda a, b: a / b,
@@ -235,7 +213,7 @@ _register(
         ),
     },
 )
-_register(
+register_formulas(
     PROMOTION.ALWAYS_BOOL,
     {
         getattr(getattr(aten, name), overload): _op(name)
@@ -396,14 +374,6 @@ def clamp_max(self: Tensor, max: float) -> Tensor:
     return clamp(self, None, max)
 
 
-# hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor
-@rule(aten.hardtanh.default)
-def hardtanh(self: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:
-    if self.dtype.is_floating_point:
-        return clamp(self, min_val, max_val)
-    return clamp(self, int(min_val), int(max_val))
-
-
 # addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor
 @rule(aten.addcmul.default)
 def addcmul(self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
@@ -425,142 +395,6 @@ def lerp(self: Tensor, end: Tensor, weight: Operand) -> Tensor:
         return select(op("absolute", w) < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
 
     return pointwise(formula, self, end, weight)
-
-
-# gelu(Tensor self, *, str approximate='none') -> Tensor
-@rule(aten.gelu.default)
-def gelu(self: Tensor, approximate: str = "none") -> Tensor:
-    return pointwise(_gelu_tanh if approximate == "tanh" else _gelu, self)
-
-
-def _gelu(x: Scalar) -> Scalar:
-    return x * 0.5 * (1 + op("erf", x * math.sqrt(0.5)))
-
-
-def _gelu_tanh(x: Scalar) -> Scalar:
-    return 0.5 * x * (1 + op("tanh", math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))))
-
-
-# gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor
-@rule(aten.gelu_backward.default)
-def gelu_backward(grad_output: Tensor, self: Tensor, approximate: str = "none") -> Tensor:
-    def exact(g: Scalar, x: Scalar) -> Scalar:
-        normal = op("exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-        return g * (0.5 * (1 + op("erf", x * math.sqrt(0.5))) + x * normal)
-
-    def by_tanh(g: Scalar, x: Scalar) -> Scalar:
-        k = math.sqrt(2 / math.pi)
-        t = op("tanh", k * (x + 0.044715 * (x * x * x)))
-        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (k * (1 + 3 * 0.044715 * (x * x))))
-
-    return pointwise(by_tanh if approximate == "tanh" else exact, grad_output, self)
-
-
-# silu_backward(Tensor grad_output, Tensor self) -> Tensor
-@rule(aten.silu_backward.default)
-def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
-    def formula(g: Scalar, x: Scalar) -> Scalar:
-        s = sigmoid(x)
-        return g * s * (1 + x * (1 - s))
-
-    return pointwise(formula, grad_output, self)
-
-
-# hardswish_backward(Tensor grad_output, Tensor self) -> Tensor
-@rule(aten.hardswish_backward.default)
-def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
-    def formula(g: Scalar, x: Scalar) -> Scalar:
-        inside = g * (x / 3 + 0.5)  # not a number where x is none
-        return select(x <= -3, constant(0, g.dtype), select(x >= 3, g, inside))
-
-    return pointwise(formula, grad_output, self)
-
-
-# elu_backward(Tensor grad_output, Scalar alpha, Scalar scale, Scalar input_scale, bool is_result,
-#     Tensor self_or_result) -> Tensor
-@rule(aten.elu_backward.default)
-def elu_backward(
-    grad_output: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Tensor
-) -> Tensor:
-    def formula(g: Scalar, x: Scalar) -> Scalar:
-        if is_result:
-            below = g * input_scale * (x + alpha * scale)
-        else:
-            below = g * (input_scale * alpha * scale) * op("exp", x * input_scale)
-        return select(x > 0, g * scale, below)  # not a number where x is none
-
-    return pointwise(formula, grad_output, self_or_result)
-
-
-# hardtanh_backward(Tensor grad_output, Tensor self, Scalar min_val, Scalar max_val) -> Tensor
-@rule(aten.hardtanh_backward.default)
-def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
-    def formula(g: Scalar, x: Scalar) -> Scalar:
-        return select((x > min_val) & (x < max_val), g, constant(0, g.dtype))  # 0 where x is not a number
-
-    return pointwise(formula, grad_output, self)
-
-
-# threshold_backward(Tensor grad_output, Tensor self, Scalar threshold) -> Tensor
-@rule(aten.threshold_backward.default)
-def threshold_backward(grad_output: Tensor, self: Tensor, threshold: float) -> Tensor:
-    return pointwise(lambda g, x: select(x <= threshold, constant(0, g.dtype), g), grad_output, self)
-
-
-# sigmoid_backward(Tensor grad_output, Tensor output) -> Tensor
-@rule(aten.sigmoid_backward.default)
-def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
-    return pointwise(lambda g, y: g * (y * (1 - y)), grad_output, output)
-
-
-# tanh_backward(Tensor grad_output, Tensor output) -> Tensor
-@rule(aten.tanh_backward.default)
-def tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
-    return pointwise(lambda g, y: g * (1 - y * y), grad_output, output)
-
-
-# leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor
-@rule(aten.leaky_relu.default)
-def leaky_relu(self: Tensor, negative_slope: float = 0.01) -> Tensor:
-    return pointwise(lambda x: select(x > 0, x, x * negative_slope), self)
-
-
-# elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor
-@rule(aten.elu.default)
-def elu(self: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
-    def formula(x: Scalar) -> Scalar:
-        return select(x > 0, x * scale, op("expm1", x * input_scale) * (alpha * scale))
-
-    return pointwise(formula, self)
-
-
-# log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)
-@rule(aten.log_sigmoid_forward.default)
-def log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
-    def power(x: Scalar) -> Scalar:
-        return op("exp", op("neg", op("absolute", x)))
-
-    found = pointwise(lambda x: op("minimum", x, constant(0, x.dtype)) - op("log1p", power(x)), self)
-    promise = builder().promise
-    if promise is not None and promise[1].ndim == 1 and promise[1].numel() == 0:  # on a GPU nobody reads the buffer
-        return found, Tensor((Index.of(0),), self.dtype, lambda index: constant(0, self.dtype))
-    return found, pointwise(power, self)
-
-
-# softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor
-@rule(aten.softplus.default)
-def softplus_rule(self: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    return pointwise(lambda x: softplus(x, beta, threshold), self)
-
-
-# hardshrink_backward(Tensor grad_out, Tensor self, Scalar lambd) -> Tensor
-# softshrink_backward(Tensor grad_output, Tensor self, Scalar lambd) -> Tensor
-@rule(aten.hardshrink_backward.default, aten.softshrink_backward.default)
-def shrink_backward(grad_out: Tensor, self: Tensor, lambd: float) -> Tensor:
-    def formula(g: Scalar, x: Scalar) -> Scalar:
-        return select((x > lambd) | (x < -lambd), g, constant(0, g.dtype))  # 0 where x is not a number
-
-    return pointwise(formula, grad_out, self)
 
 
 # isclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> Tensor
