@@ -20,23 +20,18 @@ def without_equal_definitions(program: Program) -> Program:
     """
     leaving = {name for name, _ in program.outputs} | {source for _, source in program.stores}
     alike: dict[object, list[Definition]] = {}
-    for d in program.definitions():
-        if isinstance(d.how, Reduction | None) and d.name not in leaving:
-            alike.setdefault((d.dtype, d.sizes, tuple(x.source for x in loads(d.body))), []).append(d)
-    several = {d.name for found in alike.values() if len(found) > 1 for d in found}
-    if not several:
-        return program
-    first: dict[object, str] = {}
     same: dict[str, str] = {}
     steps: list[Step] = []
     for step in program.steps:
         step = _reading(step, same)
-        if isinstance(step, Definition) and step.name in several:
-            key = _canonical(step), step.dtype, program.orders.get(step.name), program.rows.get(step.name)
-            known = first.setdefault(key, step.name)
-            if known != step.name:
+        if isinstance(step, Definition) and isinstance(step.how, Reduction | None) and step.name not in leaving:
+            look = step.dtype, step.sizes, tuple(x.source for x in loads(step.body)), program.orders.get(step.name)
+            others = alike.setdefault((look, program.rows.get(step.name)), [])
+            known = next((d.name for d in others if _canonical(d) == _canonical(step)), None)
+            if known is not None:
                 same[step.name] = known
                 continue
+            others.append(step)
         steps.append(step)
     return dataclasses.replace(program, steps=steps)
 
