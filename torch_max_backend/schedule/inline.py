@@ -13,10 +13,8 @@ from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.machine import CPU, Machine
 
 DEEP = 4
-"""Loads, from which on an element is kept for readers of as many elements, however few: else a chain of sums, such as
-the residuals of a model's layers, is read again from its beginning by each of its readers."""
-OF_A_ROW = 6
-"""Times that the kernels of two norms read an element: they keep it by the way."""
+"""Loads, from which on an element is kept for readers of as many elements, however few these are: else a chain of sums,
+such as the residuals of a model's layers, is read again from its beginning by each of its readers."""
 
 
 def inline(program: Program, machine: Machine = CPU) -> Program:
@@ -65,13 +63,14 @@ def _repeats(d: Definition, readers: list[Step], price: float, kept: bool, machi
     if not readers:
         return False
     here = cost.iterations(d)
-    elsewhere = sum(_times_read(d, r) for r in readers if isinstance(r, Definition))
+    times = [_times_read(d, r) for r in readers if isinstance(r, Definition)]
+    elsewhere = sum(times)
     in_order = any(isinstance(r, Definition) and isinstance(r.how, Scan | Scatter) for r in readers)
     if in_order and price > 4 and not (machine.has_grid and elsewhere <= here):
         return False
     if kept:
         return price <= 3 and elsewhere <= 2 * here
-    launch = machine.launch if price <= DEEP or elsewhere > OF_A_ROW * here else 0
+    launch = machine.launch if price <= DEEP or max(times, default=0) > here else 0
     saved = 3 * here + 2 * elsewhere + launch  # written once, and read by each
     return max(0, elsewhere - here) * price <= saved
 
