@@ -246,6 +246,12 @@ class FromRegion(LibraryCalls):
         function = _torch_decompositions.get(target)
         if not isinstance(target, OpOverload) or function is None:
             raise Unsupported(f"{target} has no loop rule")
+        return self._by(function, target, args, kwargs)
+
+    def _by(
+        self, function: Callable[..., Any], target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """What a function of torch's ops gives that computes the same as ``target``."""
         flat, structure = tree_flatten((list(args), dict(kwargs)))
         inputs = [x for x in flat if isinstance(x, Tensor | Index)]
         symbolic = any(isinstance(x, Index) or not all(s.is_constant for s in x.shape) for x in inputs)

@@ -37,6 +37,7 @@ from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops
 from torch_max_backend.loops.program import Ref, dense_strides
 from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor
+from torch_max_backend.loops.written_out_attention import is_without_a_kernel, written_out
 from torch_max_backend.partition.region import Region
 
 aten = torch.ops.aten
@@ -115,6 +116,8 @@ class OnGpu(FromRegion):
         if target is aten.scaled_dot_product_attention.default:
             if (found := attention_of_a_row(*args, **kwargs)) is not None:
                 return found
+            if is_without_a_kernel(args, dict(kwargs)):
+                return self._by(written_out, target, args, kwargs)
             args = [*args[:3], self._mask(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
             kwargs = {k: self._mask(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
             return self._call(target, args, kwargs, promise, [self._attention(args[0], args[2], promise)])

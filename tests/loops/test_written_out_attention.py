@@ -1,0 +1,60 @@
+"""Attention without a fused kernel gives what torch's gives, and is two products on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.loops.test_calls_on_a_gpu import calls, program_of, single  # noqa: F401
+from torch_max_backend.loops.program import Program
+from torch_max_backend.loops.written_out_attention import written_out
+
+pytestmark = pytest.mark.any_runner("loop programs, of which nothing is run")
+
+F = torch.nn.functional
+HIDDEN = torch.ones(7, 5, dtype=torch.bool).tril().index_fill(0, torch.tensor([3]), False)
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scaled": {"scale": 0.3},
+    "added": {"attn_mask": torch.linspace(-2, 2, 35).reshape(7, 5).double()},
+    "hidden, one query whole": {"attn_mask": HIDDEN},
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("groups", [6, 2, 1])
+def test_results(groups: int, name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 6, 7, 8, generator=generator).double()
+    key, value = torch.randn(2, groups, 5, 8).double(), torch.randn(2, groups, 5, 4).double()
+    kwargs = {**ARGUMENTS[name], "enable_gqa": groups != 6}
+    want = F.scaled_dot_product_attention(query, key, value, **kwargs)
+    torch.testing.assert_close(written_out(query, key, value, **kwargs), want)
+
+
+def attention(**kwargs: Any) -> Callable[..., torch.Tensor]:
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **kwargs)
+
+
+def double(*shape: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.empty(shape, dtype=torch.float64, device="cuda")
+
+
+@pytest.mark.parametrize(("make", "heads"), [(single, 2), (double, 4)], ids=["float32 with groups", "float64"])
+def test_it_is_two_products(make: Any, heads: int, program_of: Callable[..., Program]) -> None:  # noqa: F811
+    program = program_of(
+        attention(is_causal=True, enable_gqa=heads != 4),
+        make(2, 4, 16, 8),
+        make(2, heads, 24, 8),
+        make(2, heads, 24, 8),
+    )
+    assert [str(call.target) for call in calls(program)] == ["aten.bmm.default"] * 2
+
+
+def test_float32_without_groups_has_a_kernel(program_of: Callable[..., Program]) -> None:  # noqa: F811
+    (call,) = calls(program_of(attention(), single(2, 4, 16, 8), single(2, 4, 24, 8), single(2, 4, 24, 8)))
+    assert str(call.target) == "aten.scaled_dot_product_attention.default"
