@@ -35,7 +35,7 @@ from torch_max_backend.loops import few_rows, pointwise_convolution
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, library_of
+from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, SORTS, library_of
 from torch_max_backend.loops.narrow_products import PRODUCTS, packed_product, product_as_loops, product_of_a_row
 from torch_max_backend.loops.program import Call, Called, Definition, Input, Program, Ref, Scatter, dense_strides
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
@@ -351,7 +351,7 @@ class FromRegion:
     # -- library calls -----------------------------------------------------------------------------------------
     def _is_for_library(self, target: Any, args: Sequence[Any]) -> bool:
         """Whether a library computes what a rule could."""
-        return False
+        return target in SORTS
 
     def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
         if target is torch.ops.aten.convolution.default and pointwise_convolution.is_product(args):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch_max_backend.loops.expr import Guarded, Load, loads, walk
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, reads
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, Sort, reads
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.inline import renamed
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
@@ -50,15 +50,15 @@ def fuse(program: Program, layouts: Mapping[str, Layout], machine: Machine = CPU
         made_together = [m.name for m in group.members] if isinstance(group, _Group) else []
         near = {k for name in (*sources, *made_together) for k in readers[name] if k > latest}
         beside = sorted(near, reverse=True)[:NEAR]
-        if isinstance(group, _Group) and _join(group, step, layouts, machine):
+        if isinstance(group, _Group) and (_join_sort(group, step) or _join(group, step, layouts, machine)):
             place = latest
         elif (found := next((k for k in beside if _join_beside(steps[k], step, layouts, written)), -1)) >= 0 or (
             found := next((k for k in beside if _reduce_beside(steps[k], step, places)), -1)
         ) >= 0:
             place = found
         else:
-            scanned = step.how.variable if isinstance(step.how, Scan) else None
-            steps.append(_Group([v for v in step.variables if v.size != 1 and v != scanned], [step]))
+            along = step.how.variable if isinstance(step.how, Scan | Sort) else None
+            steps.append(_Group([v for v in step.variables if v.size != 1 and v != along], [step]))
             place = len(steps) - 1
         places[step.name] = place
         for name in sources:
@@ -94,6 +94,30 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
     group.outer = shared
     group.members.append(renamed(d, names))
     return True
+
+
+def _join_sort(group: _Group, d: Definition) -> bool:
+    """Add an elementwise definition to a sort, of which it reads only its own element; says whether it did."""
+    first = group.members[0]
+    if not isinstance(first.how, Sort) or d.how is not None:
+        return False
+    own = {m.name: m for m in group.members}
+    read = [x for x in loads(*d.expressions()) if x.source in own]
+    index = [i.terms[0][0] if i.terms else None for i in read[0].index]
+    names = {v: w for v, w in zip(index, own[read[0].source].variables, strict=True) if isinstance(v, Var)}
+    mine = [v for v in d.variables if v.size != 1]
+    if {*mine} != names.keys() or [v.size for v in mine] != [names[v].size for v in mine]:
+        return False
+    moved = renamed(d, names)
+    at = [x for x in loads(*moved.expressions()) if x.source in own]
+    if len({*names.values()}) < len(names) or any(x.index != _own_index(own[x.source]) for x in at):
+        return False
+    group.members.append(moved)
+    return True
+
+
+def _own_index(d: Definition) -> tuple[Index, ...]:
+    return tuple(map(Index.of, d.variables))
 
 
 def _shares_whole_loops(group: _Group, d: Definition, shared: list[Var], names: Mapping[Var, Var]) -> bool:
@@ -214,8 +238,9 @@ def _kernel(group: _Group) -> Kernel:
 
 
 def _later(stage: Stage, name: str) -> int:
-    """1 if what reads ``name`` cannot be in the stage that computes it: a reduction is known at its end."""
-    return int(any(d.name == name and d.how is not None for d in stage.definitions))
+    """1 if what reads ``name`` cannot be in the stage that computes it: a reduction is known at its end. So is a sort,
+    but its stage goes over its elements once more."""
+    return int(any(d.name == name and d.how is not None and not isinstance(d.how, Sort) for d in stage.definitions))
 
 
 def _aligned(stage: Stage, d: Definition, inner: list[Var], outer: list[Var]) -> dict[Var, Var] | None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_max_backend.loops.index import Index, Var, product
+from torch_max_backend.loops.program import Sort
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_interleaved import Interleaved
 from torch_max_backend.schedule.grid_tiles import Tile
-from torch_max_backend.schedule.nest import Nest, StageNest
+from torch_max_backend.schedule.nest import Nest, StageNest, Statement
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class GridNest(Nest):
             each = self.lanes if v == self.vector else self.tile.side(v) if self.tile is not None else 1
             sizes.append((Index.of(v.size) + (each - 1)) // each)
         return product(sizes)
+
+    @property
+    def sort(self) -> Statement | None:
+        """What puts the elements of an outer index in order, if the nest sorts."""
+        found = (s for stage in self.stages for s in stage.statements if isinstance(s.how, Sort))
+        return next(found, None)
 
     @property
     def place(self) -> Index:

@@ -11,7 +11,7 @@ import torch
 
 from torch_max_backend.loops.expr import Checked, FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Least, Product, Replaced, Var, least
-from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
+from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter, Sort
 from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
@@ -45,7 +45,8 @@ class Statement:
 
     Loads of ``body`` have one index, an address in elements; those with none read a value in registers. ``address`` is
     where the result is written, if it is. ``place`` is a reduction's position, for those that give one. A scan combines
-    along the loops of its stage, and is written at every step; a scatter combines with what is at ``address``.
+    along the loops of its stage, and is written at every step; a sort knows its results when it has all elements of
+    them; a scatter combines with what is at ``address``.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Statement:
     combiner: str = ""
     place: Index | None = None
     where: str = ""
-    how: Scan | Scatter | None = None
+    how: Scan | Sort | Scatter | None = None
 
     @property
     def expressions(self) -> tuple[Scalar, ...]:
@@ -63,7 +64,7 @@ class Statement:
         return (self.body, *(() if self.address is None else nested(self.address)))
 
     def __str__(self) -> str:
-        combiner = self.how.combiner if self.how is not None else self.combiner
+        combiner = self.how.combiner if isinstance(self.how, Scan | Scatter) else str(self.how or self.combiner)
         head = f"{self.name} = " + (f"{combiner} of " if combiner else "") + str(self.body)
         return head + (f" -> [{self.address}]" if self.address is not None else "")
 
@@ -150,7 +151,7 @@ def _free(d: Definition, stage: Stage) -> bool:
 
 
 def _linear(stage: Stage, layouts: Mapping[str, Layout], local: frozenset[str], registers: set[str]) -> StageNest:
-    own = {d.name for d in stage.definitions if d.how is None}
+    own = {d.name for d in stage.definitions if d.how is None or isinstance(d.how, Sort)}
     reduced = stage.reduced
 
     def load(x: Load) -> Load:

@@ -1,0 +1,191 @@
+"""Sorts that a GPU's kernels do: what torch gives, in every layout, and which rows are sorted so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.codegen.test_emulated_kernels import for_gpu
+from tests.support.grid_emulator import emulated
+from tests.support.grid_programs import check_emulated
+from tests.support.loop_programs import LoopProgram
+from torch_max_backend.compile.cuda_build import build_cubin
+from torch_max_backend.loops.rules import scan, sort, views
+from torch_max_backend.loops.rules.pointwise import to_copy
+from torch_max_backend.loops.rules.registry import LeftToLibrary
+from torch_max_backend.loops.tensor import Tensor, pointwise
+from torch_max_backend.schedule import grid_limits, grid_sorts
+from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.machine import GPU
+from torch_max_backend.schedule.plan import schedule
+
+pytestmark = [pytest.mark.any_runner("programs without a graph"), pytest.mark.sampled]
+
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.bool,
+)  # fmt: skip
+INF, NAN = float("inf"), float("nan")
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Few different ones, so that many are equal. Floats have NaN, infinities and zeros of both signs among them."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    if not dtype.is_floating_point:
+        x = torch.randint(-4, 5, shape, generator=generator)
+        x = x.abs() if dtype in (torch.uint8, torch.bool) else x
+        if dtype.itemsize > 1 and len(shape) and math.prod(shape):
+            limits = torch.iinfo(dtype)
+            x.view(-1)[:2] = torch.tensor([limits.max, limits.min])
+            x.view(-1)[-2:] = torch.tensor([limits.min, limits.max])[-min(2, x.numel()) :]
+        return x.to(dtype)
+    some = torch.tensor([1.0, NAN, -INF, 0.0, -0.0, 1.5, INF, -NAN, -1.0, 2.0, 3e-8, -3e-8]).to(dtype)
+    return some[torch.randint(0, len(some), shape, generator=generator)]
+
+
+def sorting(x: torch.Tensor, dim: int = -1, descending: bool = False) -> LoopProgram:
+    return for_gpu(lambda x: sort.sort(x, dim, descending), x)
+
+
+def nests(made: LoopProgram) -> list[GridNest]:
+    return [n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest)]
+
+
+def check(x: torch.Tensor, dim: int = -1, descending: bool = False) -> GridNest:
+    """The one kernel gives what eager gives, to the bit but for those of NaN; and the interpreter, too."""
+    made = sorting(x, dim, descending)
+    wanted = torch.sort(x, dim=dim, descending=descending, stable=True)
+    for values, places in (emulated(made.written())(*made.fresh()), made.expected()[:2]):
+        assert torch.equal(places, wanted.indices)
+        torch.testing.assert_close(values, wanted.values, rtol=0, atol=0, equal_nan=True)
+        if x.dtype.is_floating_point:
+            assert torch.equal(values.signbit() & ~values.isnan(), wanted.values.signbit() & ~values.isnan())
+    (nest,) = nests(made)
+    return nest
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("descending", [False, True], ids=["up", "down"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(dtype: torch.dtype, descending: bool) -> None:
+    check(numbers(5, 45, dtype=dtype), descending=descending)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64], ids=str)
+@pytest.mark.parametrize("length", [2, 3, 4, 7, 8, 16, 31, 32, 33, 64, 129, 200])
+def test_every_length(length: int, dtype: torch.dtype) -> None:
+    check(numbers(3, length, dtype=dtype))
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((3, 40, 5), 1), ((40, 11), 0), ((2, 3, 9, 4), 2), ((7, 300), 0)], ids=str)
+def test_memory_runs_across_rows(shape: tuple[int, ...], dim: int) -> None:
+    for dtype in (torch.float32, torch.int64):
+        assert check(numbers(*shape, dtype=dtype), dim, descending=True).columns
+
+
+def test_strides_and_gaps() -> None:
+    wide = numbers(12, 60)
+    for x, dim in ((wide.t(), 1), (wide[:, ::2], -1), (wide[2:, 5:40].t(), 0), (wide[:1].expand(4, 60), 1)):
+        check(x, dim)
+
+
+@pytest.mark.parametrize("held", [4, 8, 16])
+@pytest.mark.parametrize("shape", [(3, 100), (37, 9), (2, 3, 260), (1, 16)], ids=str)
+def test_threads_have_many_elements(monkeypatch: pytest.MonkeyPatch, held: int, shape: tuple[int, ...]) -> None:
+    """As where rows are many."""
+    monkeypatch.setattr(grid_limits, "BUSY", 1)
+    monkeypatch.setattr(grid_sorts, "MOST_HELD", held)
+    monkeypatch.setattr(grid_sorts, "ROW", 1)
+    for dtype in (torch.float32, torch.int8, torch.float64):
+        nest = check(numbers(*shape, dtype=dtype))
+        assert nest.held == held and nest.threads == max(1, 1 << (shape[-1] - 1).bit_length()) // held
+    check(numbers(*shape[::-1]), 0)
+
+
+def test_one_element_none_and_no_dimension() -> None:
+    for x in (numbers(5, 1), numbers(0, 5), numbers(5, 0), torch.tensor(2.0)):
+        made = sorting(x)
+        wanted = torch.sort(x, stable=True)
+        for got, want in zip(emulated(made.written())(*made.fresh()), wanted, strict=True):
+            assert torch.equal(got, want) and got.dtype is want.dtype
+
+
+def test_long_rows() -> None:
+    nest = check(numbers(1, 2048))
+    assert nest.block == 512
+    check(numbers(2, 1000, dtype=torch.float64))
+
+
+# -- what is computed around a sort ------------------------------------------------------------------------------------
+def around(function: Callable[..., tuple[Tensor, ...]], *inputs: torch.Tensor, kernels: int) -> None:
+    made = for_gpu(function, *inputs)
+    assert len(nests(made)) == kernels
+    check_emulated(made)
+
+
+def test_a_kernel_computes_what_it_sorts_and_what_is_made_of_it() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        values, places = sort.sort(pointwise(lambda a, b: a * 2 + b, x, y), 1)
+        return pointwise(lambda a, b: a * 3 - b, values, y), pointwise(lambda a: a + 1, places)
+
+    x = torch.randint(-5, 5, (9, 23), generator=torch.Generator().manual_seed(0)).float()
+    around(function, x, x.flip(1).contiguous(), kernels=1)
+    around(function, x.double(), x.flip(1).double(), kernels=1)
+
+
+def test_rounding_comes_before_the_sort() -> None:
+    x = torch.linspace(1, 2, 64).reshape(2, 32)
+    around(lambda x: sort.sort(to_copy(pointwise(lambda a: a * 2, x), torch.bfloat16), 1, True), x, kernels=1)
+
+
+def test_what_else_reads_a_sort_is_another_kernel() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        values, places = sort.sort(x, 1)
+        ranks, _ = sort.sort(places, 1)[::-1]
+        return scan.cumsum(values, 1), views.flip(places, [1]), ranks
+
+    around(function, numbers(6, 19, dtype=torch.int32), kernels=5)  # one copies the scan, which leaves
+    around(function, numbers(6, 19, dtype=torch.int64), kernels=5)  # one copies the scan, which leaves
+
+
+# -- which rows --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("shape", "dtype", "dim", "wanted"),
+    [
+        ((4096, 32), torch.float32, 1, (16, 8, 4, False)),
+        ((131072, 7), torch.int64, 1, (128, 2, 4, False)),
+        ((64, 1024, 32), torch.float32, 1, (4, 128, 8, True)),
+        ((1000, 200), torch.bfloat16, 1, (1, 64, 4, False)),
+        ((20000, 129), torch.float16, 1, (16, 16, 16, False)),
+        ((1_000_000, 4), torch.float32, 1, (256, 1, 4, False)),
+        ((8192, 2048), torch.float64, 1, (1, 128, 16, False)),
+    ],
+    ids=str,
+)
+def test_shares(shape: tuple[int, ...], dtype: torch.dtype, dim: int, wanted: tuple[int, int, int, bool]) -> None:
+    """Rows of a block, threads of a row, elements of a thread, and whether the block has neighbouring rows."""
+    (nest,) = nests(sorting(torch.empty(shape, dtype=dtype), dim))
+    assert (nest.rows, nest.threads, nest.held, nest.columns) == wanted
+    assert nest.sort is not None
+    assert nest.rows * grid_sorts.row_bytes(nest.sort, nest.threads, nest.held, nest.columns) <= grid_limits.SHARED
+
+
+def test_longer_rows_are_left() -> None:
+    for x in (numbers(3, 2049), numbers(3, 40).to(torch.uint16)):
+        with pytest.raises(LeftToLibrary):
+            sorting(x)
+
+
+# -- compiled ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("shape", "dtype", "dim"),
+    [((4096, 32), torch.float32, 1), ((64, 1000, 32), torch.float64, 1), ((131072, 5), torch.bool, 1)],
+    ids=str,
+)
+def test_kernels_become_machine_code(shape: tuple[int, ...], dtype: torch.dtype, dim: int) -> None:
+    made = sorting(torch.empty(shape, dtype=dtype), dim)
+    written = made.written()
+    assert len(build_cubin(written.source, threads=written.threads)) > 1000

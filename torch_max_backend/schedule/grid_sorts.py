@@ -1,0 +1,70 @@
+"""Sorts on a GPU: how many threads share a row, and how many rows a block has."""
+
+from __future__ import annotations
+
+from torch_max_backend.loops.program import Sort
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule import grid_limits as gpu
+from torch_max_backend.schedule.grid_memory import best_loop
+from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.nest import Nest, Statement
+
+MOST_HELD, LEAST_HELD = 16, 4
+"""Elements of a thread: comparing those costs no exchange, and as many are in registers."""
+ROW = 128
+"""Elements of a row from which a thread has more than ``MOST_HELD // 2``."""
+THREADS = 512
+"""Threads of a block, at most: each has many registers."""
+PLACE = 4
+"""Bytes of a place that is beside its key."""
+
+
+def sorts(n: Nest) -> GridNest:
+    """Rows of a power of two of elements, the last of which may be none. A part of a warp, a warp or a block has one.
+
+    Where memory runs across rows, a block has neighbouring ones, so that its threads read neighbours in turns.
+    """
+    (stage,) = n.stages
+    (v,) = stage.inner
+    across, fast = best_loop(n.outer, n.stages, n.outer)
+    along, _ = best_loop(stage.inner, n.stages, n.outer)
+    is_across = fast is not None and across > along
+    outer = max(1, cost.count(n.outer))
+    size = 1 << max(1, (cost.count([v]) - 1).bit_length())
+    held = min(size, MOST_HELD if size >= ROW else MOST_HELD // 2)
+    while held > LEAST_HELD and outer * (size // held) < gpu.BUSY:
+        held //= 2
+    threads = size // held
+    (sort,) = (s for s in stage.statements if isinstance(s.how, Sort))
+    rows = _rows(outer, threads, row_bytes(sort, threads, held, is_across), is_across)
+    loops = (*(w for w in n.outer if w != fast), fast) if is_across and fast is not None else n.outer
+    return GridNest(loops, n.stages, rows=rows, threads=threads, columns=is_across, held=held)
+
+
+def pitch(threads: int, held: int, is_across: bool) -> int:
+    """Elements of shared memory from a row to the next one.
+
+    There is a gap behind each thread's elements, and behind rows that are read in turns: what threads touch at once
+    lies in different banks.
+    """
+    return threads * (held + 1) + int(is_across and threads % 2 == 0)
+
+
+def row_bytes(s: Statement, threads: int, held: int, is_across: bool) -> int:
+    """The shared memory of a row."""
+    assert isinstance(s.how, Sort)
+    return pitch(threads, held, is_across) * (s.body.dtype.itemsize + (PLACE if s.how.gives_places else 0))
+
+
+def _rows(outer: int, threads: int, row: int, is_across: bool) -> int:
+    """Rows of a block, which has whole warps."""
+    if threads >= gpu.WARP and not is_across:
+        most = gpu.BLOCK // gpu.WARP if threads == gpu.WARP else 1
+    else:
+        most = max(gpu.BLOCK // threads, gpu.SECTOR // 4 if is_across else 1)
+    least = max(1, gpu.WARP // threads)
+    while most > least and (
+        most * row > gpu.SHARED or most * threads > THREADS or (outer < gpu.PROCESSORS * most and not is_across)
+    ):
+        most //= 2
+    return most
