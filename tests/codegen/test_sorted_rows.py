@@ -13,10 +13,10 @@ from tests.support.grid_emulator import emulated
 from tests.support.grid_programs import check_emulated
 from tests.support.loop_programs import LoopProgram
 from torch_max_backend.compile.cuda_build import build_cubin
-from torch_max_backend.loops.rules import scan, sort, views
+from torch_max_backend.loops.rules import rank, scan, sort, views
 from torch_max_backend.loops.rules.pointwise import to_copy
 from torch_max_backend.loops.rules.registry import LeftToLibrary
-from torch_max_backend.loops.tensor import Tensor, pointwise
+from torch_max_backend.loops.tensor import Tensor, builder, pointwise
 from torch_max_backend.schedule import grid_limits, grid_sorts
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.machine import GPU
@@ -48,6 +48,16 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def sorting(x: torch.Tensor, dim: int = -1, descending: bool = False) -> LoopProgram:
     return for_gpu(lambda x: sort.sort(x, dim, descending), x)
+
+
+def wanting_values(function: Callable[[Tensor], tuple[Tensor, ...]], x: torch.Tensor) -> LoopProgram:
+    """The program of a function's first result, of which alone it is said that it is read."""
+
+    def only(x: Tensor) -> tuple[Tensor, ...]:
+        builder().wanted = frozenset({0})
+        return function(x)[:1]
+
+    return for_gpu(only, x)
 
 
 def nests(made: LoopProgram) -> list[GridNest]:
@@ -113,8 +123,38 @@ def test_one_element_none_and_no_dimension() -> None:
             assert torch.equal(got, want) and got.dtype is want.dtype
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_only_values_are_wanted(dtype: torch.dtype) -> None:
+    """Integers are their own keys; zeros of both signs stay in their order."""
+    x = numbers(4, 37, dtype=dtype)
+    for descending in (False, True):
+        made = wanting_values(lambda x, d=descending: sort.sort(x, 1, d), x)
+        (values,) = emulated(made.written())(*made.fresh())
+        wanted = x.sort(dim=1, descending=descending, stable=True).values
+        torch.testing.assert_close(values, wanted, rtol=0, atol=0, equal_nan=True)
+        if dtype.is_floating_point:
+            assert torch.equal(values.signbit() & ~values.isnan(), wanted.signbit() & ~wanted.isnan())
+        assert made.program.steps[0].dtype.itemsize <= (8 if dtype.itemsize >= 4 else 4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32], ids=str)
+def test_what_is_found_by_rank(dtype: torch.dtype) -> None:
+    x = numbers(6, 21, dtype=dtype)
+    x[0] = 1
+    for function, wanted in (
+        (lambda x: rank.topk(x, 5, 1), x.topk(5, 1)),
+        (lambda x: rank.topk(x, 3, 0, largest=False), x.topk(3, 0, largest=False)),
+        (lambda x: rank.kthvalue(x, 4, 1, True), x.kthvalue(4, 1, True)),
+        (lambda x: rank.median(x, 1), x.median(1)),
+        (lambda x: rank.median(x, 0, True), x.median(0, True)),
+    ):
+        made = wanting_values(function, x)
+        (values,) = emulated(made.written())(*made.fresh())
+        torch.testing.assert_close(values, wanted.values, rtol=0, atol=0, equal_nan=True)
+
+
 def test_long_rows() -> None:
-    nest = check(numbers(1, 2048))
+    nest = check(numbers(1, 4096))
     assert nest.block == 512
     check(numbers(2, 1000, dtype=torch.float64))
 
@@ -174,7 +214,7 @@ def test_shares(shape: tuple[int, ...], dtype: torch.dtype, dim: int, wanted: tu
 
 
 def test_longer_rows_are_left() -> None:
-    for x in (numbers(3, 2049), numbers(3, 40).to(torch.uint16)):
+    for x in (numbers(3, 4097), numbers(3, 2049, dtype=torch.int64), numbers(3, 40).to(torch.uint16)):
         with pytest.raises(LeftToLibrary):
             sorting(x)
 

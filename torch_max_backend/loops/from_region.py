@@ -218,6 +218,7 @@ class FromRegion:
             return args[0][args[1]]
         self.builder.module = user_module(node)
         self.builder.where = f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
+        self.builder.wanted = _wanted(node)
         if node.target in _STRIDED:
             result = self._as_strided(args[0], tensor_of(node.args[0]), *args[1:], **kwargs)
         else:
@@ -345,6 +346,7 @@ class FromRegion:
             elif isinstance(node.target, type):  # a named tuple of results
                 env[node] = tuple(args[0]) if len(args) == 1 else tuple(args)
             else:
+                self.builder.wanted = _wanted(node)
                 env[node] = self._apply(node.target, args, kwargs, node.meta.get("val"))
         raise LoweringError(f"the decomposition of {target} returns nothing")
 
@@ -598,6 +600,11 @@ def source_of(x: Tensor) -> str:
     """The name that ``x`` is loaded from; empty if it is computed."""
     scalar = x.at(tuple(map(Index.of, _variables(x))))
     return scalar.source if isinstance(scalar, Load) else ""
+
+
+def _wanted(node: fx.Node) -> frozenset[int] | None:
+    """The numbers of a node's results that others read, if all of them read one each."""
+    return frozenset(user.args[1] for user in node.users) if all(map(is_getitem, node.users)) else None
 
 
 def _variables(x: Tensor) -> list[Var]:

@@ -42,14 +42,18 @@ def word(x: Scalar, place: Index, descending: bool) -> Scalar:
 def element(word: Scalar, dtype: torch.dtype, descending: bool) -> Scalar:
     """The element of a word. NaN is one of all."""
     found = cast(_shifted("shift_right", word, 4 * word.dtype.itemsize), torch.int32)
-    found = ~found if descending else found
-    if dtype is torch.bool:
-        return op("ne", found, constant(0, torch.int32))
     if not dtype.is_floating_point:
-        return cast(found, dtype)
+        return integer(found, dtype, descending)
+    found = ~found if descending else found
     smallest = constant(-(1 << (8 * dtype.itemsize - 1)), torch.int32)
     is_negative_zero = op("ne", word & 1, constant(0, word.dtype))
     return bitcast(cast(select(is_negative_zero, smallest, _turned(found, dtype)), BITS[dtype]), dtype)
+
+
+def integer(key: Scalar, dtype: torch.dtype, descending: bool) -> Scalar:
+    """The integer or boolean of a key."""
+    found = ~key if descending else key
+    return op("ne", found, constant(0, found.dtype)) if dtype is torch.bool else cast(found, dtype)
 
 
 def place(word: Scalar) -> Scalar:

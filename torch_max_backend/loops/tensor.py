@@ -55,6 +55,8 @@ class Builder:
         self.where, self.module = "", ""
         self.promise: Any = None
         """What torch promises for the op at work: its fake tensors, for rules whose dtypes depend on the device."""
+        self.wanted: frozenset[int] | None = None
+        """Which results of the op at work are read, by number, if it has several; none if any may be."""
         self._count = 0
 
     def _fresh(self, prefix: str) -> str:

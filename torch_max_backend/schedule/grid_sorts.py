@@ -32,7 +32,7 @@ def sorts(n: Nest) -> GridNest:
     outer = max(1, cost.count(n.outer))
     size = 1 << max(1, (cost.count([v]) - 1).bit_length())
     held = min(size, MOST_HELD if size >= ROW else MOST_HELD // 2)
-    while held > LEAST_HELD and outer * (size // held) < gpu.BUSY:
+    while held > LEAST_HELD and outer * (size // held) < gpu.BUSY and size // held < THREADS:
         held //= 2
     threads = size // held
     (sort,) = (s for s in stage.statements if isinstance(s.how, Sort))
