@@ -43,16 +43,17 @@ def element(word: Scalar, dtype: torch.dtype, descending: bool) -> Scalar:
     """The element of a word. NaN is one of all."""
     found = cast(_shifted("shift_right", word, 4 * word.dtype.itemsize), torch.int32)
     if not dtype.is_floating_point:
-        return integer(found, dtype, descending)
-    found = ~found if descending else found
-    smallest = constant(-(1 << (8 * dtype.itemsize - 1)), torch.int32)
+        return of_key(found, dtype, descending)
     is_negative_zero = op("ne", word & 1, constant(0, word.dtype))
-    return bitcast(cast(select(is_negative_zero, smallest, _turned(found, dtype)), BITS[dtype]), dtype)
+    negative_zero = constant(0 if descending else -1, torch.int32)  # as a key that says so
+    return of_key(select(is_negative_zero, negative_zero, found), dtype, descending)
 
 
-def integer(key: Scalar, dtype: torch.dtype, descending: bool) -> Scalar:
-    """The integer or boolean of a key."""
+def of_key(key: Scalar, dtype: torch.dtype, descending: bool) -> Scalar:
+    """The element of a key that says all of it."""
     found = ~key if descending else key
+    if dtype.is_floating_point:
+        return bitcast(cast(_turned(found, dtype), BITS[dtype]), dtype)
     return op("ne", found, constant(0, found.dtype)) if dtype is torch.bool else cast(found, dtype)
 
 
@@ -62,15 +63,20 @@ def place(word: Scalar) -> Scalar:
     return cast(_shifted("shift_right", low, 1), torch.int64)
 
 
-def key(x: Scalar, descending: bool) -> Scalar:
-    """An integer, int32 or for elements of 64 bits int64, that is greater where the element comes later."""
+def key(x: Scalar, descending: bool, orders_zeros: bool = False) -> Scalar:
+    """An integer, int32 or for elements of 64 bits int64, that is greater where the element comes later.
+
+    Args:
+        orders_zeros: Whether -0 comes before 0, so that the key says which one it is.
+    """
     wide = torch.int64 if x.dtype.itemsize == 8 else torch.int32
     if not x.dtype.is_floating_point:
         found = cast(x, wide)
     else:
         bits = _bits(x)
         ordered = _turned(bits, x.dtype)
-        ordered = select(ordered.equals(-1), constant(0, wide), ordered)
+        if not orders_zeros:
+            ordered = select(ordered.equals(-1), constant(0, wide), ordered)
         limits = torch.tensor([torch.inf, torch.nan], dtype=x.dtype).view(BITS[x.dtype]).tolist()
         infinity, nothing = (constant(limit, wide) for limit in limits)
         found = select((bits & _magnitude(x.dtype)) > infinity, nothing, ordered)

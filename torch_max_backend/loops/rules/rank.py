@@ -1,6 +1,6 @@
 """Elements found by rank in short rows, which are sorted for that: where only values are read, not their places.
 
-Which of equal elements ATen names, its algorithms alone say, and so on a CPU no rule is asked.
+Which of equal elements ATen names, its algorithms alone say; so does the sign of a zero. On a CPU no rule is asked.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor,
         return self, define(self.shape, torch.int64, lambda index: constant(0, torch.int64))
     check_row(self, size)
     d = self.dim(dim)
-    if builder().wanted == {0}:
+    if builder().wanted == {0} and not self.dtype.is_floating_point:
         return sorted_values(self, d, descending), None
     if sort_keys.has_word(self.dtype):
         return _by_words(self, d, descending)
@@ -50,11 +50,9 @@ def check_row(x: Tensor, size: Index, longest: int = LONGEST) -> None:
 
 
 def sorted_values(x: Tensor, d: int, descending: bool) -> Tensor:
-    """The elements along a dimension in order. Integers that are equal are the same, so that their keys are enough."""
-    if x.dtype.is_floating_point:
-        return (_by_words if sort_keys.has_word(x.dtype) else _by_places)(x, d, descending)[0]
-    keys = _sorted(x, d, lambda index: sort_keys.key(x.at(index), descending))
-    return define(x.shape, x.dtype, lambda i: sort_keys.integer(keys.at(i), x.dtype, descending))
+    """The elements along a dimension in order, by their keys alone: -0 comes before 0."""
+    keys = _sorted(x, d, lambda index: sort_keys.key(x.at(index), descending, orders_zeros=True))
+    return define(x.shape, x.dtype, lambda i: sort_keys.of_key(keys.at(i), x.dtype, descending))
 
 
 def _sorted(x: Tensor, d: int, key: At, gives_places: bool = False) -> Tensor:
