@@ -227,9 +227,10 @@ def test_what_else_reads_a_sort_is_another_kernel() -> None:
     ("shape", "dtype", "dim", "wanted"),
     [
         ((4096, 32), torch.float32, 1, (16, 8, 4, False)),
-        ((131072, 7), torch.int64, 1, (128, 2, 4, False)),
-        ((64, 1024, 32), torch.float32, 1, (4, 128, 8, True)),
+        ((131072, 7), torch.int64, 1, (256, 1, 8, False)),
+        ((64, 1024, 32), torch.float32, 1, (4, 64, 16, True)),
         ((1000, 200), torch.bfloat16, 1, (1, 64, 4, False)),
+        ((512, 8192), torch.int16, 0, (16, 32, 16, True)),
         ((20000, 129), torch.float16, 1, (16, 16, 16, False)),
         ((1_000_000, 4), torch.float32, 1, (256, 1, 4, False)),
         ((8192, 2048), torch.float64, 1, (1, 128, 16, False)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch_max_backend.loops.program import Sort
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
-from torch_max_backend.schedule.grid_memory import best_loop
+from torch_max_backend.schedule.grid_memory import accesses, best_loop
 from torch_max_backend.schedule.grid_nest import GridNest
-from torch_max_backend.schedule.nest import Nest, Statement
+from torch_max_backend.schedule.nest import Nest, Statement, distance
 
 MOST_HELD, LEAST_HELD = 16, 4
 """Elements of a thread: comparing those costs no exchange, and as many are in registers."""
@@ -32,12 +32,19 @@ def sorts(n: Nest) -> GridNest:
     outer = max(1, cost.count(n.outer))
     size = 1 << max(1, (cost.count([v]) - 1).bit_length())
     held = min(size, MOST_HELD if size >= ROW else MOST_HELD // 2)
-    while held > LEAST_HELD and outer * (size // held) < gpu.BUSY and size // held < THREADS:
+    while held > LEAST_HELD and outer * (size // held) < gpu.BUSY // 2 and size // held < THREADS:
         held //= 2
     threads = size // held
     (sort,) = (s for s in stage.statements if isinstance(s.how, Sort))
-    rows = _rows(outer, threads, row_bytes(sort, threads, held, is_across), is_across)
-    loops = (*(w for w in n.outer if w != fast), fast) if is_across and fast is not None else n.outer
+    loops, rows = n.outer, max(1, gpu.BLOCK // threads)
+    if is_across and fast is not None:
+        loops = (*(w for w in n.outer if w != fast), fast)
+        rows = max(rows, gpu.SECTOR // min(width for i, width in accesses(stage) if distance(i, fast) == 1))
+    elif threads > gpu.WARP:
+        rows = 1  # its threads wait for no others
+    least, room = max(1, gpu.WARP // threads), row_bytes(sort, threads, held, is_across)
+    while rows > least and (rows * room > gpu.SHARED or rows * threads > THREADS or outer < gpu.PROCESSORS * rows):
+        rows //= 2
     return GridNest(loops, n.stages, rows=rows, threads=threads, columns=is_across, held=held)
 
 
@@ -54,17 +61,3 @@ def row_bytes(s: Statement, threads: int, held: int, is_across: bool) -> int:
     """The shared memory of a row."""
     assert isinstance(s.how, Sort)
     return pitch(threads, held, is_across) * (s.body.dtype.itemsize + (PLACE if s.how.gives_places else 0))
-
-
-def _rows(outer: int, threads: int, row: int, is_across: bool) -> int:
-    """Rows of a block, which has whole warps."""
-    if threads >= gpu.WARP and not is_across:
-        most = gpu.BLOCK // gpu.WARP if threads == gpu.WARP else 1
-    else:
-        most = max(gpu.BLOCK // threads, gpu.SECTOR // 4 if is_across else 1)
-    least = max(1, gpu.WARP // threads)
-    while most > least and (
-        most * row > gpu.SHARED or most * threads > THREADS or (outer < gpu.PROCESSORS * most and not is_across)
-    ):
-        most //= 2
-    return most
