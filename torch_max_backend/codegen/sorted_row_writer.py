@@ -1,12 +1,12 @@
-"""Sorts on a GPU: a bitonic network over the elements that the threads of a row hold in registers.
+"""Sorts on a GPU: a network of comparisons of the elements that the threads of a row hold in registers.
 
 A row is filled up to a power of two of elements with such as come last. All threads of a group, a warp or a block, read
 its rows in the order of memory, and write what they have to shared memory. From there each takes neighbouring elements
 of one row. After the network they go back, and are read, taken apart and written in the order of memory again.
 
-Sorted runs grow by merges. The first step of a merge compares elements that lie alike seen from the run's two ends,
-all others such as are equally far apart; so the lesser one is always to be first. Threads exchange what lies in two of
-them: by shuffles within a warp, else through shared memory.
+A thread sorts its own elements. Then sorted runs grow by bitonic merges. The first step of a merge compares elements
+that lie alike seen from the run's two ends, all others such as are equally far apart; so the lesser one is always to be
+first. Threads exchange what lies in two of them: by shuffles within a warp, else through shared memory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from torch_max_backend.codegen.grid_kernel_writer import GridKernelWriter
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import Place
 from torch_max_backend.loops.expr import SHORT, Const, Scalar
+from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.program import Sort
 from torch_max_backend.schedule.grid_limits import WARP
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.grid_sorts import pitch
+from torch_max_backend.schedule.nest import row_of
 
 Pair = tuple[int, int]
 
@@ -33,10 +35,11 @@ Pair = tuple[int, int]
 @dataclass(frozen=True)
 class _Slot:
     """An element that a thread reads and writes for its group, as texts: its row, its number in it, and where it is in
-    shared memory. ``outer`` is where the row is, or the last one for a row behind that."""
+    shared memory, as its row. ``outer`` is where the row is, or the last one for a row behind that."""
 
     row: str
     element: str
+    begin: str
     address: str
     outer: Place
 
@@ -57,6 +60,8 @@ class SortedRowWriter(GridKernelWriter):
         keys = [SHORT[nest.sort.body.dtype], *(["i32"] if nest.sort.how.gives_places else [])]
         self.shared_keys = [self._shared(key, nest.rows * self.pitch, f"key {k}") for k, key in enumerate(keys)]
         """Shared memory of keys, and of places beside them."""
+        self.begin = ""
+        """Where the row at work begins in shared memory, as text."""
         self.held: list[list[str]] = []
         """The keys of a thread's elements, and places beside them, in registers."""
 
@@ -77,7 +82,7 @@ class SortedRowWriter(GridKernelWriter):
             self._collect(slots)
             self._line(self.barrier)
             self._take()
-            self._merge_within_threads()
+            self._put_in_order(_sorting(self.nest.held))
             self._merge_threads()
             self._give(self.shared_keys[-1:], self.held[-1:])
             self._line(self.barrier)
@@ -104,8 +109,12 @@ class SortedRowWriter(GridKernelWriter):
             row, outer = rows[number]
             element, _ = self._new("e", element, 1)
             begin = f"base + ({number}) * {self.pitch}"
-            address, _ = self._new("at", f"{begin} + {element} + div32({element}, {nest.held})", 1)
-            yield _Slot(row, element, address, outer)
+            address, _ = self._new("at", f"{begin} + {self._apart(element)}", 1)
+            yield _Slot(row, element, begin, address, outer)
+
+    def _apart(self, element: str) -> str:
+        """Where an element is in the shared memory of its row."""
+        return f"{element} + div32({element}, {self.nest.held})"
 
     def _collect(self, slots: Sequence[_Slot]) -> None:
         """Bring a group's rows into shared memory. All reads are under way together."""
@@ -132,14 +141,29 @@ class SortedRowWriter(GridKernelWriter):
         (stage,) = self.nest.stages
         for slot in slots:
             with self._block(f"if {slot.row} < total:"), self._if_in_row(slot):
-                found = f"shared_load[1]({self.shared_keys[-1]}, {slot.address})"
-                found = f"cast[i64]({found})" if len(self.held) > 1 else found
+                self.begin = slot.begin
                 with self._at({**slot.outer, self.along: slot.element}, {}):
                     for s in stage.statements:
-                        text = found if s is self.sorted else self._scalar(s.body)[0]
-                        self.registers[s.name] = (text, 1) if text.isidentifier() else self._new("v", text, 1)
-                        if s.address is not None:
-                            self._store(s, self.registers[s.name][0], 1)
+                        few = s.first is not None
+                        with self._block(f"if {slot.element} < {s.first}:") if few else nullcontext():
+                            text = self._sorted_at(slot.address) if s is self.sorted else self._scalar(s.body)[0]
+                            self.registers[s.name] = (text, 1) if text.isidentifier() else self._new("v", text, 1)
+                            if s.address is not None:
+                                self._store(s, self.registers[s.name][0], 1)
+
+    def _sorted_at(self, address: str) -> str:
+        """A result of the sort."""
+        found = f"shared_load[1]({self.shared_keys[-1]}, {address})"
+        return f"cast[i64]({found})" if len(self.held) > 1 else found
+
+    def _read(self, source: str, address: Index) -> Value:
+        if source != row_of(self.sorted.name):
+            return super()._read(source, address)
+        place, _ = self._new("k", self._index(address), 1)
+        return self._new("x", self._sorted_at(f"{self.begin} + {self._apart(place)}"), 1)
+
+    def _own_rows(self) -> None:
+        """They are in shared memory."""
 
     @property
     def _is_full(self) -> bool:
@@ -166,13 +190,6 @@ class SortedRowWriter(GridKernelWriter):
         for shared, names in zip(memory, held, strict=True):
             for r, name in enumerate(names):
                 self._line(f"shared_store({shared}, home + {r}, {name})")
-
-    def _merge_within_threads(self) -> None:
-        size = 2
-        while size <= self.nest.held:
-            self._put_in_order(_mirrored(self.nest.held, size))
-            self._compare_down_from(size // 4)
-            size *= 2
 
     def _compare_down_from(self, by: int) -> None:
         while by:
@@ -248,9 +265,17 @@ class SortedRowWriter(GridKernelWriter):
                 self._line(f"{own[r]} = select({taken}, {names[r]}, {own[r]})")
 
 
-def _mirrored(count: int, size: int) -> list[Pair]:
-    """Pairs that lie alike seen from the two ends of a run of ``size``."""
-    return [(k + i, k + size - 1 - i) for k in range(0, count, size) for i in range(size // 2)]
+def _sorting(count: int) -> list[Pair]:
+    """What sorts a power of two of elements: Batcher's odd-even merges, with fewer pairs than bitonic ones."""
+    pairs, size = list[Pair](), 1
+    while size < count:
+        by = size
+        while by:
+            firsts = [j + i for j in range(by % size, count - by, 2 * by) for i in range(min(by, count - j - by))]
+            pairs += [(a, a + by) for a in firsts if a // (2 * size) == (a + by) // (2 * size)]
+            by //= 2
+        size *= 2
+    return pairs
 
 
 def _apart(count: int, by: int) -> list[Pair]:

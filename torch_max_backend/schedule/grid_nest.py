@@ -11,7 +11,7 @@ from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_interleaved import Interleaved
 from torch_max_backend.schedule.grid_tiles import Tile
-from torch_max_backend.schedule.nest import Nest, StageNest, Statement
+from torch_max_backend.schedule.nest import Nest, OwnRow, StageNest, Statement
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class GridNest(Nest):
     """What a block has of two loops of a transpose, and passes through shared memory."""
     interleaved: Interleaved | None = None
     """What a thread has of two loops of a transpose, and turns in its registers. The short one is inside of stages."""
+
+    own: tuple[OwnRow, ...] = ()
+    """Rows of outer indices that lie in the shared memory of their threads."""
 
     @property
     def block(self) -> int:

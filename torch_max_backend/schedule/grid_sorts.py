@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from torch_max_backend.loops.expr import loads
 from torch_max_backend.loops.program import Sort
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_memory import accesses, best_loop
 from torch_max_backend.schedule.grid_nest import GridNest
-from torch_max_backend.schedule.nest import Nest, Statement, distance
+from torch_max_backend.schedule.nest import Nest, OwnRow, Statement, distance, row_of
 
 MOST_HELD, LEAST_HELD = 16, 4
 """Elements of a thread: comparing those costs no exchange, and as many are in registers."""
@@ -45,7 +46,10 @@ def sorts(n: Nest) -> GridNest:
     least, room = max(1, gpu.WARP // threads), row_bytes(sort, threads, held, is_across)
     while rows > least and (rows * room > gpu.SHARED or rows * threads > THREADS or outer < gpu.PROCESSORS * rows):
         rows //= 2
-    return GridNest(loops, n.stages, rows=rows, threads=threads, columns=is_across, held=held)
+    name = row_of(sort.name)
+    is_read = any(x.source == name for s in stage.statements for x in loads(*s.expressions))
+    own = (OwnRow(name, sort.dtype, int(v.size)),) if is_read else ()
+    return GridNest(loops, n.stages, rows=rows, threads=threads, columns=is_across, held=held, own=own)
 
 
 def pitch(threads: int, held: int, is_across: bool) -> int:
