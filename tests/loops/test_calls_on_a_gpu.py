@@ -359,3 +359,44 @@ def test_convolutions_with_gradients_are_right(
     for one, other in zip((*got, *gradients[0]), (*wanted, *gradients[1]), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
         assert one.stride() == other.stride()
+
+
+# -- sorts -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("shape", "dtype", "dim"),
+    [
+        ((4096, 32), torch.float32, -1),
+        ((131072, 7), torch.int64, 1),
+        ((64, 1024, 32), torch.float32, 1),
+        ((2048, 5), torch.bool, 0),
+    ],
+    ids=str,
+)
+def test_short_rows_are_sorted_by_a_kernel(program_of: Any, shape: tuple[int, ...], dtype: Any, dim: int) -> None:
+    def functions(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (*torch.sort(x, dim, True), *torch.sort(x, dim=dim, stable=True), torch.argsort(x, dim))
+
+    assert calls(program_of(functions, lambda: torch.empty(shape, dtype=dtype, device="cuda"))) == []
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((100, 4097), -1), ((4097, 100), 0), ((100_000,), 0)], ids=str)
+def test_long_rows_are_sorted_by_aten(program_of: Any, shape: tuple[int, ...], dim: int) -> None:
+    program = program_of(lambda x: torch.sort(x * 2, dim=dim, stable=True), single(*shape))
+    assert [c.target for c in calls(program)] == [torch.ops.aten.sort.stable]
+
+
+def test_a_sort_is_one_kernel_with_what_is_around_it(program_of: Any) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, places = (x * 2 + 1).sort(-1)
+        return values.relu(), places - 1
+
+    assert len(schedule(program_of(function, single(4096, 32)), GPU).steps) == 1
+
+
+def test_values_by_rank_are_those_of_a_sort(program_of: Any) -> None:
+    """Where the places are read, too, they are ATen's: so is which of equal elements it names."""
+    functions = (lambda x: x.topk(5), lambda x: x.kthvalue(3), lambda x: x.median(-1))
+    for function in functions:
+        assert calls(program_of(lambda x, f=function: f(x).values, single(4096, 200))) == []
+        assert len(calls(program_of(lambda x, f=function: f(x), single(4096, 200)))) == 1
+        assert len(calls(program_of(lambda x, f=function: f(x).values, single(4096, 1100)))) == 1

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import torch_max_backend
-from torch_max_backend.loops.libraries import LIBRARY, OF_FLOAT64, OF_INTEGERS
+from torch_max_backend.loops.libraries import LIBRARY, OF_FLOAT64, OF_INTEGERS, SORTS
 from torch_max_backend.loops.rules.registry import rules
 
 Function = Callable[..., Any]
@@ -262,6 +262,7 @@ def test_calls_write_into_nothing_that_they_are_given() -> None:
 
 
 def test_an_op_has_a_rule_or_a_library() -> None:
-    """Few have both: no rule searches with a sorter, or computes functions of integers or a softmax of float64."""
+    """Few have both: no rule sorts long rows, searches with a sorter, or computes functions of integers or a softmax of
+    float64."""
     searches = {torch.ops.aten.searchsorted.Tensor, torch.ops.aten.bucketize.Tensor}
-    assert {op for op in LIBRARY if op in rules()} == {*searches, *OF_INTEGERS, *OF_FLOAT64}
+    assert {op for op in LIBRARY if op in rules()} == {*searches, *SORTS, *OF_INTEGERS, *OF_FLOAT64}

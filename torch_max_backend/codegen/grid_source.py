@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from torch_max_backend.codegen.grid_kernel_writer import GridKernelWriter
+from torch_max_backend.codegen.sorted_row_writer import SortedRowWriter
 from torch_max_backend.codegen.source import KernelTexts, Slot
 from torch_max_backend.loops.index import Index
 from torch_max_backend.runtime.grid_program import KernelLaunch
@@ -21,11 +22,15 @@ def _ops(origins: Sequence[str]) -> str:
     return "".join(f"_{name}" for name in list(names)[-NAMED:])[:LONGEST].rstrip("_")
 
 
+def _writer(nest: GridNest, slots: Mapping[str, Slot]) -> GridKernelWriter:
+    return SortedRowWriter(nest, slots) if nest.sort is not None else GridKernelWriter(nest, slots)
+
+
 class GridSource:
     """A kernel for each different nest. The launches of a segment take their parameters from one table, as it has."""
 
     def __init__(self) -> None:
-        self._texts = KernelTexts(GridKernelWriter, _ops)  # type: ignore[arg-type]
+        self._texts = KernelTexts(_writer, _ops)  # type: ignore[arg-type]
         self.threads: dict[str, int] = {}
         """The threads of a block, by kernel."""
 

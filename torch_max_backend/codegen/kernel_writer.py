@@ -55,12 +55,15 @@ class KernelWriter(AccumulatorWriter):
     def text(self) -> str:
         """The kernel as a function ``KERNEL`` of the tensors that it touches; equal for equal kernels."""
         with self._scope():
-            for row in self.nest.own:
-                self._line(f"var {self.pointers[row.name]} = own_memory[{SHORT[row.dtype]}, {row.size}]()")
+            self._own_rows()
             self._outer()
         arguments = [f"{self.pointers[n]}: Ptr[{SHORT[self.slots[n].dtype]}]" for n in self.tensors]
         arguments += [f"{name}: Int" for name in self.numbers.values()]
         return "\n".join([f"def KERNEL({', '.join(arguments)}):", *self.lines])
+
+    def _own_rows(self) -> None:
+        for row in self.nest.own:
+            self._line(f"var {self.pointers[row.name]} = own_memory[{SHORT[row.dtype]}, {row.size}]()")
 
     # -- how work is shared ----------------------------------------------------------------------------------
     def _outer(self) -> None:

@@ -171,6 +171,7 @@ class FromRegion(LibraryCalls):
             return args[0][args[1]]
         self.builder.module = user_module(node)
         self.builder.where = f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
+        self.builder.wanted = _wanted(node)
         if node.target in _STRIDED:
             result = self._as_strided(args[0], tensor_of(node.args[0]), *args[1:], **kwargs)
         else:
@@ -304,6 +305,7 @@ class FromRegion(LibraryCalls):
             elif isinstance(node.target, type):  # a named tuple of results
                 env[node] = tuple(args[0]) if len(args) == 1 else tuple(args)
             else:
+                self.builder.wanted = _wanted(node)
                 env[node] = self._apply(node.target, args, kwargs, node.meta.get("val"))
         raise LoweringError(f"the decomposition of {target} returns nothing")
 
@@ -333,3 +335,8 @@ _STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.de
 def _may_be_equal(a: Index, b: Index) -> bool:
     """Whether two spellings of a size may be one: they are symbolic, and as far as hints say, equal."""
     return a == b or (not (a.is_constant and b.is_constant) and a.typical == b.typical)
+
+
+def _wanted(node: fx.Node) -> frozenset[int] | None:
+    """The numbers of a node's results that others read, if all of them read one each."""
+    return frozenset(user.args[1] for user in node.users) if all(map(is_getitem, node.users)) else None

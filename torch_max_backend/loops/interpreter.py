@@ -13,7 +13,7 @@ import torch
 
 from torch_max_backend.loops.expr import Checked, Const, FromIndex, Guarded, Load, Op, Scalar
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
-from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Ref, Scan, Scatter
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Ref, Scan, Scatter, Sort
 
 Tensors = dict[str, torch.Tensor]
 
@@ -78,6 +78,9 @@ class Interpreter:
             values = _reduced(d.how.combiner, values.reshape(*sizes, math.prod(over))).to(d.dtype)
         elif isinstance(d.how, Scan):
             values = _SCANS[d.how.combiner](values, d.variables.index(d.how.variable)).to(d.dtype)
+        elif isinstance(d.how, Sort):
+            ordered = values.sort(stable=True, dim=d.variables.index(d.how.variable))
+            values = ordered.indices if d.how.gives_places else ordered.values
         if values.dtype is not d.dtype:
             raise TypeError(f"{d.name} is declared {d.dtype} and computed in {values.dtype}")
         return values

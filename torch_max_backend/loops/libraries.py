@@ -85,7 +85,8 @@ _ORDER = [
     aten.bucketize.Tensor,
 ]
 """Sorts, what is found by rank, and binary search. Which of equal elements ``topk``, ``kthvalue`` and ``median`` take
-is defined by ATen's algorithms alone. Searches have a rule, which leaves those with a sorter."""
+is defined by ATen's algorithms alone. Some have a rule, which leaves what it does not cover: long rows, places of what
+is found by rank, searches with a sorter."""
 
 _COUNTS = [
     aten.histc.default,
@@ -179,6 +180,8 @@ _ATEN = [
 ]
 
 ATTENTION = frozenset(op for op in (*_PRODUCTS, *_ATTENTION_ON_A_GPU) if "scaled_dot_product" in str(op))
+SORTS = (aten.sort.default, aten.sort.stable, aten.topk.default, aten.kthvalue.default, aten.median.dim)
+"""Those that a GPU's kernels do if rows are short; on a CPU they are ATen's."""
 PREFIXES = frozenset(getattr(aten, name).default for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"))
 IN_PARTS = (aten.cumsum.default, aten.cumprod.default)
 """Those of which a schedule cuts long rows in parts, if sizes are known."""

@@ -17,7 +17,7 @@ from torch_max_backend.loops import pointwise_convolution
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, library_of
+from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, SORTS, library_of
 from torch_max_backend.loops.program import Call, Called, Definition, Ref, dense_strides
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor, define, named, sized
 from torch_max_backend.partition.region import Region
@@ -50,7 +50,7 @@ class LibraryCalls:
 
     def _is_for_library(self, target: Any, args: Sequence[Any]) -> bool:
         """Whether a library computes what a rule could."""
-        return False
+        return target in SORTS
 
     def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
         if target is torch.ops.aten.convolution.default and pointwise_convolution.is_product(args):

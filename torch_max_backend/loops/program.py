@@ -67,6 +67,20 @@ class Scan:
 
 
 @dataclass(frozen=True)
+class Sort:
+    """What a body gives, an integer, in ascending order along ``variable``; or where each was before.
+
+    With ``gives_places`` equal ones stay in their order, and results have the dtype int64.
+    """
+
+    variable: Var
+    gives_places: bool = False
+
+    def __str__(self) -> str:
+        return f"{'places of sorted' if self.gives_places else 'sorted'} along {self.variable}"
+
+
+@dataclass(frozen=True)
 class Scatter:
     """Elements of ``source`` combined into the tensor that the definition's body gives, at computed places.
 
@@ -83,7 +97,8 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Definition:
-    """A tensor: for every value of ``variables``, the scalar ``body``, reduced, scanned or scattered into by ``how``.
+    """A tensor: for every value of ``variables``, the scalar ``body``, as it is or as ``how`` says: reduced, scanned,
+    sorted or scattered into.
 
     ``where`` is the op and the user's line that it comes from, and behind that a line for each that became part of it.
     """
@@ -92,7 +107,7 @@ class Definition:
     dtype: torch.dtype
     variables: tuple[Var, ...]
     body: Scalar
-    how: Reduction | Scan | Scatter | None = None
+    how: Reduction | Scan | Sort | Scatter | None = None
     where: str = ""
 
     @property
@@ -116,6 +131,8 @@ class Definition:
             return f"{head} {self.how.combiner} over {_ranges(self.how.variables)} of {self.body}"
         if isinstance(self.how, Scan):
             return f"{head} {self.how.combiner} up to {self.how.variable} of {self.body}"
+        if isinstance(self.how, Sort):
+            return f"{head} {self.how} of {self.body}"
         if isinstance(self.how, Scatter):
             target = ", ".join(map(str, self.how.target))
             over = _ranges(self.how.variables)
@@ -268,7 +285,7 @@ def check(program: Program) -> None:
             ranks.update({r.name: len(r.sizes) for r in step.results if r is not None})
         else:
             missing = []
-            combiner = step.how.combiner if step.how is not None else "sum"
+            combiner = "sum" if step.how is None or isinstance(step.how, Sort) else step.how.combiner
             if combiner not in (*COMBINERS, "set"):
                 raise ValueError(f"{step.name}: {combiner} is no combiner")
             bound = {*step.variables, *step.reduced}

@@ -17,7 +17,7 @@ from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.index_sites import Site
 from torch_max_backend.loops.expr import Load, Scalar, as_index, cast, checked, constant, from_index, rounded
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.program import Definition, Program, Reduction, Scan, Scatter
+from torch_max_backend.loops.program import Definition, Program, Reduction, Scan, Scatter, Sort
 from torch_max_backend.loops.symbols import Symbols
 
 Shape = tuple[Index, ...]
@@ -55,6 +55,8 @@ class Builder:
         self.where, self.module = "", ""
         self.promise: Any = None
         """What torch promises for the op at work: its fake tensors, for rules whose dtypes depend on the device."""
+        self.wanted: frozenset[int] | None = None
+        """Which results of the op at work are read, by number, if it has several; none if any may be."""
         self._count = 0
 
     def _fresh(self, prefix: str) -> str:
@@ -74,7 +76,7 @@ class Builder:
         dtype: torch.dtype,
         variables: tuple[Var, ...],
         body: Scalar,
-        how: Reduction | Scan | Scatter | None = None,
+        how: Reduction | Scan | Sort | Scatter | None = None,
     ) -> Tensor:
         """Add a definition; its body is cast to ``dtype`` if it has another one."""
         if not isinstance(how, Reduction | Scan):

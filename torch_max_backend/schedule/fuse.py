@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch_max_backend.loops.expr import Guarded, Load, loads, walk
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, reads
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, Sort, reads
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.inline import renamed
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
@@ -50,15 +50,15 @@ def fuse(program: Program, layouts: Mapping[str, Layout], machine: Machine = CPU
         made_together = [m.name for m in group.members] if isinstance(group, _Group) else []
         near = {k for name in (*sources, *made_together) for k in readers[name] if k > latest}
         beside = sorted(near, reverse=True)[:NEAR]
-        if isinstance(group, _Group) and _join(group, step, layouts, machine):
+        if isinstance(group, _Group) and (_join_sort(group, step, layouts) or _join(group, step, layouts, machine)):
             place = latest
         elif (found := next((k for k in beside if _join_beside(steps[k], step, layouts, written)), -1)) >= 0 or (
             found := next((k for k in beside if _reduce_beside(steps[k], step, places)), -1)
         ) >= 0:
             place = found
         else:
-            scanned = step.how.variable if isinstance(step.how, Scan) else None
-            steps.append(_Group([v for v in step.variables if v.size != 1 and v != scanned], [step]))
+            along = step.how.variable if isinstance(step.how, Scan | Sort) else None
+            steps.append(_Group([v for v in step.variables if v.size != 1 and v != along], [step]))
             place = len(steps) - 1
         places[step.name] = place
         for name in sources:
@@ -105,6 +105,53 @@ def _is_for_one_block(group: _Group, d: Definition) -> bool:
     work = [(n := cost.iterations(m), n * cost.of_expression(*m.expressions())) for m in (*group.members, d)]
     is_brief = max(n for n, _ in work) <= FEW and sum(operations for _, operations in work) <= BRIEF
     return is_brief and (is_row or not group.outer)
+
+
+def _join_sort(group: _Group, d: Definition, layouts: Mapping[str, Layout]) -> bool:
+    """Add an elementwise definition to a sort of which it reads what is in its own row; says whether it did.
+
+    It may have fewer elements along what is sorted, and read others there: ``t1[i] = t0[i, 4]`` and
+    ``t1[i, j:3] = t0[i, 9 - j]``.
+    """
+    first = group.members[0]
+    if not isinstance(first.how, Sort) or d.how is not None:
+        return False
+    v, own = first.how.variable, {m.name: m for m in group.members}
+    k = first.variables.index(v)
+    read = [x for x in loads(*d.expressions()) if x.source in own]
+    names: dict[Var, Var] = {}
+    for i, w in zip(read[0].index, own[read[0].source].variables, strict=True):
+        mine = i.terms[0][0] if len(i.terms) == 1 and not i.constant else None
+        if w in group.outer and isinstance(mine, Var) and mine.size == w.size:
+            names[mine] = w
+    if {*names.values()} != {*group.outer} or len(names) < len(group.outer):
+        return False
+    along = [w for w in d.variables if w.size != 1 and w not in names]
+    if len(along) > 1 or not all(isinstance(w.size, int) and w.size <= cost.count([v]) for w in along):
+        return False
+    moved = renamed(d, {**names, **dict.fromkeys(along, v)})
+    for x in loads(*moved.expressions()):
+        member = own.get(x.source)
+        if member is None or x.index == _own_index(member):
+            if member not in (None, first) and [w.size for w in along] != [v.size]:
+                return False  # a member has a value for each element, which ``d`` has not
+            continue
+        others = [i for n, i in enumerate(x.index) if n != k], [i for n, i in enumerate(_own_index(first)) if n != k]
+        if member is not first or others[0] != others[1] or not all(isinstance(a, Var) for a, _ in x.index[k].terms):
+            return False
+    if any(_is_short(own[x.source], v, layouts) for x in read):
+        return False
+    group.members.append(moved)
+    return True
+
+
+def _is_short(d: Definition, v: Var, layouts: Mapping[str, Layout]) -> bool:
+    """Whether a member of a sort's kernel has fewer elements along ``v``."""
+    return v not in d.variables or layouts[d.name].sizes[d.variables.index(v)] != v.size
+
+
+def _own_index(d: Definition) -> tuple[Index, ...]:
+    return tuple(map(Index.of, d.variables))
 
 
 def _shares_whole_loops(group: _Group, d: Definition, shared: list[Var], names: Mapping[Var, Var]) -> bool:
@@ -207,8 +254,10 @@ def _variable(x: Load, member: Definition, v: Var) -> Var | None:
 
 
 def _kernel(group: _Group) -> Kernel:
-    """Stages: members that have equal inner loops, and read from each other only the same element."""
+    """Stages: members that have equal inner loops, and read from each other only the same element; a sort has one."""
     stages: list[Stage] = []
+    if isinstance(how := group.members[0].how, Sort):
+        return Kernel(tuple(group.outer), [Stage((how.variable,), group.members)])
     home: dict[str, int] = {}
     for d in group.members:
         inner = [v for v in (*d.variables, *d.reduced) if v not in group.outer and v.size != 1]

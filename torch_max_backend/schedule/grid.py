@@ -20,13 +20,14 @@ import torch
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.loops.expr import Load, walk
 from torch_max_backend.loops.index import Var
-from torch_max_backend.loops.program import Definition, Scan, Scatter
+from torch_max_backend.loops.program import Definition, Scan, Scatter, Sort
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_elements import thread_each
 from torch_max_backend.schedule.grid_memory import best_loop, pace
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.grid_rows import along_inner, columns, common_loop, held_columns, scans
+from torch_max_backend.schedule.grid_sorts import sorts
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
 from torch_max_backend.schedule.nest import Nest, StageNest, linear_nest, merged, ordered
 from torch_max_backend.schedule.scatter_nest import update_of
@@ -39,6 +40,8 @@ def grid_nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[st
         Unsupported: It has what no GPU kernel does.
     """
     n = ordered(merged(linear_nest(kernel, layouts, local)))
+    if any(isinstance(s.how, Sort) for stage in n.stages for s in stage.statements):
+        return sorts(n)
     scanned = [s for stage in n.stages for s in stage.statements if isinstance(s.how, Scan)]
     return scans(n, scanned) if scanned else _shared_out(n)
 

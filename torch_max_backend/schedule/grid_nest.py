@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_max_backend.loops.index import Index, Var, product
+from torch_max_backend.loops.program import Sort
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_interleaved import Interleaved
 from torch_max_backend.schedule.grid_tiles import Tile
-from torch_max_backend.schedule.nest import Nest, StageNest
+from torch_max_backend.schedule.nest import Nest, OwnRow, StageNest, Statement
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class GridNest(Nest):
     interleaved: Interleaved | None = None
     """What a thread has of two loops of a transpose, and turns in its registers. The short one is inside of stages."""
 
+    own: tuple[OwnRow, ...] = ()
+    """Rows of outer indices that lie in the shared memory of their threads."""
+
     @property
     def block(self) -> int:
         """Threads of a block."""
@@ -58,6 +62,12 @@ class GridNest(Nest):
             each = self.lanes if v == self.vector else self.tile.side(v) if self.tile is not None else 1
             sizes.append((Index.of(v.size) + (each - 1)) // each)
         return product(sizes)
+
+    @property
+    def sort(self) -> Statement | None:
+        """What puts the elements of an outer index in order, if the nest sorts."""
+        found = (s for stage in self.stages for s in stage.statements if isinstance(s.how, Sort))
+        return next(found, None)
 
     @property
     def place(self) -> Index:

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from torch_max_backend.loops.expr import Load, Scalar, loads, rewrite, rounded
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, Scatter, Step
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, Scatter, Sort, Step
 from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.machine import CPU, Machine
@@ -142,7 +142,7 @@ def renamed(d: Definition, names: dict[Var, Var]) -> Definition:
     how = d.how
     if isinstance(how, Reduction):
         how = Reduction(how.combiner, again(how.variables))
-    elif isinstance(how, Scan):
+    elif isinstance(how, Scan | Sort):
         how = dataclasses.replace(how, variable=names.get(how.variable, how.variable))
     elif isinstance(how, Scatter):
         target = tuple(t.substitute(values, lambda x: rewrite(x, values)) for t in how.target)

@@ -11,7 +11,7 @@ import torch
 
 from torch_max_backend.loops.expr import Checked, FromIndex, Guarded, Load, Scalar, nested, rewrite, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Least, Product, Replaced, Var, least
-from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter
+from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter, Sort
 from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
@@ -45,7 +45,9 @@ class Statement:
 
     Loads of ``body`` have one index, an address in elements; those with none read a value in registers. ``address`` is
     where the result is written, if it is. ``place`` is a reduction's position, for those that give one. A scan combines
-    along the loops of its stage, and is written at every step; a scatter combines with what is at ``address``.
+    along the loops of its stage, and is written at every step; a sort knows its results when it has all elements of
+    them; a scatter combines with what is at ``address``. ``first`` are the iterations of a sort's loop that a statement
+    has, if it has fewer than there are.
     """
 
     name: str
@@ -55,7 +57,8 @@ class Statement:
     combiner: str = ""
     place: Index | None = None
     where: str = ""
-    how: Scan | Scatter | None = None
+    how: Scan | Sort | Scatter | None = None
+    first: int | None = None
 
     @property
     def expressions(self) -> tuple[Scalar, ...]:
@@ -63,9 +66,10 @@ class Statement:
         return (self.body, *(() if self.address is None else nested(self.address)))
 
     def __str__(self) -> str:
-        combiner = self.how.combiner if self.how is not None else self.combiner
+        combiner = self.how.combiner if isinstance(self.how, Scan | Scatter) else str(self.how or self.combiner)
         head = f"{self.name} = " + (f"{combiner} of " if combiner else "") + str(self.body)
-        return head + (f" -> [{self.address}]" if self.address is not None else "")
+        head += f" -> [{self.address}]" if self.address is not None else ""
+        return head + (f", {self.first} times" if self.first is not None else "")
 
 
 @dataclass(frozen=True)
@@ -152,10 +156,13 @@ def _free(d: Definition, stage: Stage) -> bool:
 def _linear(stage: Stage, layouts: Mapping[str, Layout], local: frozenset[str], registers: set[str]) -> StageNest:
     own = {d.name for d in stage.definitions if d.how is None}
     reduced = stage.reduced
+    sorts = {d.name: d for d in stage.definitions if isinstance(d.how, Sort)}
 
     def load(x: Load) -> Load:
         if x.source in own or x.source in registers:
             return Load(x.source, (), x.dtype)
+        if x.source in sorts:
+            return _of_sorted_row(x, sorts[x.source])
         return Load(x.source, (layouts[x.source].address(x.index),), x.dtype)
 
     statements = []
@@ -168,8 +175,29 @@ def _linear(stage: Stage, layouts: Mapping[str, Layout], local: frozenset[str], 
             for v in d.reduced if isinstance(d.how, Reduction) else (d.how.variable,):  # type: ignore[union-attr]
                 place = place * Index.of(v.size) + Index.of(v)
         how = None if isinstance(d.how, Reduction) else d.how
-        statements.append(Statement(d.name, d.dtype, rewrite(d.body, {}, load), address, combiner, place, d.where, how))
+        first = _first(d, stage.inner[0], layouts[d.name]) if sorts else None
+        body = rewrite(d.body, {}, load)
+        statements.append(Statement(d.name, d.dtype, body, address, combiner, place, d.where, how, first))
     return StageNest(tuple(v for v in stage.inner if v not in reduced), reduced, tuple(statements))
+
+
+def row_of(name: str) -> str:
+    """What an outer index's row of a sort is called where other elements than the own one are read."""
+    return f"{name} of the row"
+
+
+def _of_sorted_row(x: Load, d: Definition) -> Load:
+    """An element of what the stage sorts: the own one, or one by its place in the row."""
+    assert isinstance(d.how, Sort)
+    if x.index == tuple(map(Index.of, d.variables)):
+        return Load(x.source, (), x.dtype)
+    return Load(row_of(x.source), (x.index[d.variables.index(d.how.variable)],), x.dtype)
+
+
+def _first(d: Definition, v: Var, layout: Layout) -> int | None:
+    """How many elements along ``v`` a definition has, if it has fewer than others that run in the same loop."""
+    count = layout.sizes[d.variables.index(v)].constant if v in d.variables else 1
+    return None if count == v.size else int(count)
 
 
 # -- merging and ordering ----------------------------------------------------------------------------------------------

@@ -196,7 +196,9 @@ def _squares_in_parts(d: Definition, sums: Mapping[str, _SumInParts]) -> list[De
     ``t = sum over p of t_parts[p] + n * (s[p] / n - m)**2``, which holds for any ``m``.
     """
     x, m = _distance_squared(d.body)
-    if x is None or m is None or d.how is None or d.how.combiner != "sum" or set(d.reduced) & variables(m):
+    if x is None or m is None or not isinstance(d.how, Reduction):
+        return []
+    if d.how.combiner != "sum" or set(d.reduced) & variables(m):
         return []
     for known in sums.values():
         own, others = (*known.whole.variables, *known.whole.reduced), (*d.variables, *d.reduced)
