@@ -82,7 +82,7 @@ class KernelWriter(AccumulatorWriter):
             with self._block(f"if part + {rows} <= end and {self._fits()}:"):
                 self._line(f"part += {rows}")
                 self.rows = rows
-                self._stages(self.nest.several)
+                self._iteration(self.nest.several)
                 self.rows = 1
             with self._block("else:"):
                 self._line("part += 1")
@@ -151,27 +151,27 @@ class KernelWriter(AccumulatorWriter):
         for v in outer:
             del self.place[v]
 
-    def _iteration(self) -> None:
+    def _iteration(self, stages: tuple[StageNest, ...] = ()) -> None:
         """All stages: once, or for a whole vector, or for what is left of it, in a masked vector or one by one."""
-        v = self.nest.vector
+        v, stages = self.nest.vector, stages or self.nest.stages
         if v is None:
-            self._stages()
+            self._stages(stages)
             return
         size, start, lanes = self._index(Index.of(v.size)), self.place[v], self._lanes_of(v)
         if _divides(v, lanes):
             with self._along(v):
-                self._stages()
+                self._stages(stages)
             return
         with self._block(f"if {start} + {lanes} <= {size}:"), self._along(v):
-            self._stages()
+            self._stages(stages)
         with self._block("else:"):
-            if self._can_be_masked(v, *self.nest.stages):
+            if self._can_be_masked(v, *stages):
                 count, _ = self._new("count", f"{size} - {start}", 1)
                 with self._along(v, count):
-                    self._stages()
+                    self._stages(stages)
                 return
             with self._loop(v, start, size, 1, 1):
-                self._stages()
+                self._stages(stages)
             self.place[v] = start
 
     def _stages(self, stages: tuple[StageNest, ...] = ()) -> None:
@@ -334,7 +334,8 @@ class KernelWriter(AccumulatorWriter):
                     self._body(r.stage, r.wide[0])
                 return
         with self._elements(r.stage, v, name, end):
-            self._hoist(r.stage)
+            if k + 1 < len(r.stage.reduced) or not self.adds_products:  # inside, nothing is computed for later
+                self._hoist(r.stage)
             self._reduced(r, k + 1)
 
     # -- statements ------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from torch_max_backend.capture.fake_tensors import (
     value_of,
 )
 from torch_max_backend.capture.fx_nodes import is_getitem
-from torch_max_backend.loops import few_rows, pointwise_convolution
+from torch_max_backend.loops import few_rows, pointwise_convolution, small_products
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index, Var
@@ -259,7 +259,11 @@ class FromRegion:
             return row
         if (packed := packed_product(self.builder.program, target, args)) is not None:
             return self._library(torch.ops.aten._weight_int8pack_mm.default, packed, {}, promise)
-        if target not in PRODUCTS:
+        if target not in (*PRODUCTS, *small_products.BATCHES):
+            return None
+        if small_products.is_product(args):
+            return product_as_loops(args, kwargs)
+        if target not in PRODUCTS or any(factor != 1 for factor in kwargs.values()):
             return None
         matrix = self._in_place(args[-1]) if source_of(args[-1]) in self.memory else None
         return product_as_loops(args, kwargs) if few_rows.is_product(args, matrix) else None
@@ -356,6 +360,8 @@ class FromRegion:
     def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
         if target is torch.ops.aten.convolution.default and pointwise_convolution.is_product(args):
             places = math.prod(args[0].shape[2:], start=Index.of(1))
+            if small_products.is_pointwise(*args[:2]):
+                return self._small_pointwise(args, promise)
             if places == 1 or not self._leaves() or promise.stride(1) == 1:
                 return self._pointwise(args, promise)
         return self._call(target, args, kwargs, promise)
@@ -368,6 +374,12 @@ class FromRegion:
         op = torch.ops.aten.mm.default if args[2] is None else torch.ops.aten.addmm.default
         shape = self.symbols.shape(promise.shape)
         return pointwise_convolution.image_of(self._call(op, given, {}, like), shape)
+
+    def _small_pointwise(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor:
+        """A convolution of one tap, by a product that is a loop."""
+        rows, weight = pointwise_convolution.operands(args[0], args[1])
+        given = (rows, weight) if args[2] is None else (args[2], rows, weight)
+        return pointwise_convolution.image_of(product_as_loops(given, {}), self.symbols.shape(promise.shape))
 
     def _reference(self, target: Any, x: Tensor) -> Ref:
         """How a library reads an argument."""
