@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from torch_max_backend.codegen.accumulators import CHAIN, Accumulator, Accumulators, AccumulatorWriter, Reduction
-from torch_max_backend.codegen.expression_writer import reach
+from torch_max_backend.codegen.expression_writer import Value, reach
 from torch_max_backend.codegen.source import Slot, touched
+from torch_max_backend.codegen.turned_reads import SIDE, turned_reads
 from torch_max_backend.loops.expr import SHORT, Checked, Const, Guarded, Load, Scalar, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scan, Scatter
@@ -35,6 +36,8 @@ class KernelWriter(AccumulatorWriter):
 
     adds_products = True
     """Whether a product is added to a sum in one rounding."""
+    turns = True
+    """Whether blocks of rows are turned in registers, where vectors step over them."""
 
     def __init__(self, nest: Nest, slots: Mapping[str, Slot]) -> None:
         super().__init__([name for name, _ in touched(nest)], {**slots, **_slots(nest.own)})
@@ -46,6 +49,10 @@ class KernelWriter(AccumulatorWriter):
         """The accumulators of scans."""
         self.rows = 1
         """The iterations of the last outer loop that are computed at once, here."""
+        self.blocks: list[str] = []
+        """What sets up memory for blocks that are read in turns."""
+        self.in_turns: dict[tuple[str, Index], str] = {}
+        """Where vectors are that have been turned, by tensor and address."""
 
     def origins(self) -> list[str]:
         """The ops and the user's lines that the kernel comes from."""
@@ -57,7 +64,9 @@ class KernelWriter(AccumulatorWriter):
         with self._scope():
             for row in self.nest.own:
                 self._line(f"var {self.pointers[row.name]} = own_memory[{SHORT[row.dtype]}, {row.size}]()")
+            mark = len(self.lines)
             self._outer()
+            self.lines[mark:mark] = self.blocks
         arguments = [f"{self.pointers[n]}: Ptr[{SHORT[self.slots[n].dtype]}]" for n in self.tensors]
         arguments += [f"{name}: Int" for name in self.numbers.values()]
         return "\n".join([f"def KERNEL({', '.join(arguments)}):", *self.lines])
@@ -248,6 +257,9 @@ class KernelWriter(AccumulatorWriter):
 
     def _free_loop(self, stage: StageNest, k: int, name: str, end: str) -> None:
         v = stage.free[k]
+        if reads := self._turned_reads(stage, v):
+            self._in_blocks(stage, name, end, reads)
+            return
         if v == stage.vector:
             lanes = self._lanes_of(v)
             if _fits(v, lanes):
@@ -264,6 +276,42 @@ class KernelWriter(AccumulatorWriter):
         with self._elements(stage, v, name, end):
             self._hoist(stage)
             self._free(stage, k + 1)
+
+    # -- loops that read in turned blocks --------------------------------------------------------------------
+    def _turned_reads(self, stage: StageNest, v: Var) -> list[tuple[str, Index]]:
+        """What a stage's only loop, around which vectors run, reads in turned blocks."""
+        if not self.turns or self.vector is None or self.lanes != SIDE or stage.free != (v,) or stage.reduced:
+            return []
+        return turned_reads(stage, v, self.vector)
+
+    def _in_blocks(self, stage: StageNest, name: str, end: str, reads: list[tuple[str, Index]]) -> None:
+        """The only loop of a stage in blocks, each of which is turned before its vectors are computed."""
+        (v,) = stage.free
+        with self._block(f"while {name} < {end}:"):
+            columns, _ = self._new("columns", f"imin({SIDE}, {end} - {name})", 1)
+            self.place[v], blocks = name, []
+            for source, address in reads:
+                self.count += 1
+                block = f"b{self.count}"
+                self.blocks.append(f"    var {block} = own_memory[{SHORT[self.slots[source].dtype]}, {SIDE * SIDE}]()")
+                given = f"{block}, {self.pointers[source]}, {self._index(address)}, {self._step(address)}"
+                self._line(f"turn_block({given}, {self.masked or SIDE}, {columns})")
+                blocks.append(block)
+            j, _ = self._new("j", "0", 1)
+            with self._block(f"while {j} < {columns}:"):
+                self.place[v] = f"({name} + {j})"
+                self.in_turns = {read: f"{block}, {SIDE} * {j}" for read, block in zip(reads, blocks, strict=True)}
+                self._body(stage, {})
+                self.in_turns = {}
+                self._line(f"{j} += 1")
+            del self.place[v]
+            self._line(f"{name} += {SIDE}")
+
+    def _read(self, source: str, address: Index) -> Value:
+        place = self.in_turns.get((source, address))
+        if place is None:
+            return super()._read(source, address)
+        return self._new("x", f"load[{SIDE}]({place})", SIDE)
 
     # -- the loops of a reduction ----------------------------------------------------------------------------
     def _reduction(self, stage: StageNest) -> None:
