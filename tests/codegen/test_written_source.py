@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,31 @@ def test_a_transpose_of_few_rows_is_shared_among_threads(tmp_path: Path) -> None
     made = program(lambda x: (views.transpose(x, 0, 1),), torch.randn(12, 40000))
     assert re.search(r"kernel over i\d+:12 in vectors, i\d+p:\d+:", str(schedule(made.program)))
     check_generated([made], [check_passes(made)], tmp_path)
+
+
+TURNED = [(16, 16), (48, 32), (33, 21), (17, 100), (200, 5), (3, 50)]
+SHORT_DTYPES = [torch.bfloat16, torch.float16, torch.int16]
+
+
+@pytest.mark.sampled
+def test_a_transpose_of_short_elements_is_turned_in_registers(tmp_path: Path) -> None:
+    """Whatever is left of blocks of 16 x 16; what is read in the order of the stores is read as ever."""
+
+    def both(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (pointwise(lambda a, b: a * 2 - b, views.transpose(x, 0, 1), y),)
+
+    made = []
+    for (m, n), dtype in itertools.product(TURNED, SHORT_DTYPES):
+        made.append(program(both, numbers(m, n, dtype=dtype), numbers(n, m, dtype=dtype)))
+        text = made[-1].written().source
+        assert ("turn_block(" in text) == (m > 8 and n > 3)
+        assert ("turn_block(" in text) != ("load_strided" in text)
+    check_generated(made, list(map(check_passes, made)), tmp_path)
+
+
+def test_a_transpose_of_wide_elements_is_read_lane_by_lane() -> None:
+    made = program(lambda x: (views.transpose(x, 0, 1),), torch.zeros(64, 64))
+    assert "turn_block" not in made.written().source
 
 
 def test_sums_of_columns_are_in_a_kernel_of_their_own_where_rows_are_short() -> None:

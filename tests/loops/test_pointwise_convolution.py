@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from torch_max_backend import reports
+from torch_max_backend.loops import small_products
 
 pytestmark = pytest.mark.sampled
 
@@ -38,7 +39,8 @@ IMAGES = {
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", IMAGES)
-def test_results(kind: str, dtype: torch.dtype) -> None:
+def test_results(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_products, "SMALL", 0)
     x = IMAGES[kind]().to(dtype)
     layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[x.dim() - 3](6, 10, 1).to(dtype)
     assert calls_of(layer, x) == {"ATen aten.addmm.default": 1}

@@ -50,7 +50,7 @@ def test_what_rows_share_is_read_once_for_all() -> None:
     assert "cast[bf16]" not in text, "bfloat16 holds integers of 8 bits as they are"
 
 
-@pytest.mark.parametrize(("features", "columns"), [(16, 256), (256, 64)], ids=["few iterations", "a short reduction"])
+@pytest.mark.parametrize(("features", "columns"), [(15, 256), (256, 47)], ids=["few iterations", "a short reduction"])
 def test_small_products_go_row_by_row(features: int, columns: int) -> None:
     assert nest_of(product(features, columns)).rows == 1
 
@@ -84,3 +84,41 @@ def test_elements_are_written_where_they_are_computed() -> None:
     exact, eager = torch.autograd.grad(loss(*wide), wide), torch.autograd.grad(loss(*given), given)
     for found, plain, right in zip(torch.autograd.grad(compiled(*given), given), eager, exact, strict=True):
         assert (found - right).norm() <= 2 * (plain - right).norm()
+
+
+def matrix_product(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return (
+        reduce(
+            "sum",
+            (x.shape[0], y.shape[1]),
+            (y.shape[0],),
+            lambda i, over: cast(x.at((i[0], *over)), torch.float32) * cast(y.at((*over, i[1])), torch.float32),
+        ),
+    )
+
+
+def test_vectors_are_read_once_for_several_rows() -> None:
+    """Each vector of the second matrix is read and cast once for four numbers of the first."""
+    made = program(matrix_product, torch.zeros(16, 32, dtype=torch.bfloat16), torch.zeros(32, 48, dtype=torch.bfloat16))
+    nest = nest_of(made)
+    assert (nest.rows, nest.outer[-1].size) == (ROWS, 16)
+    text = made.written().source
+    loop = text[text.index("stop") :]
+    loop = loop[: loop.index("+= 1\n")]
+    assert (loop.count("load[16]("), loop.count("load[1](")) == (1, ROWS)
+    assert loop.count("fma(") == ROWS
+
+
+@pytest.mark.parametrize("sizes", [(16, 32, 48), (7, 9, 33), (5, 40, 12)], ids=str)
+def test_vectors_for_several_rows_are_right(sizes: tuple[int, int, int], tmp_path: Path) -> None:
+    m, k, n = sizes
+    x, y = (torch.randint(-3, 4, s).to(torch.bfloat16) for s in ((m, k), (k, n)))
+    made = program(matrix_product, x, y)
+    assert nest_of(made).rows == ROWS
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
+@pytest.mark.parametrize("sizes", [(3, 32, 48), (16, 7, 48)], ids=["few rows", "a short reduction"])
+def test_vectors_for_one_row(sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    assert nest_of(program(matrix_product, torch.zeros(m, k), torch.zeros(k, n))).rows == 1

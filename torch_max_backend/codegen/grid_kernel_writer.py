@@ -55,6 +55,7 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
     """
 
     adds_products = False
+    turns = False
 
     def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
         super().__init__(nest, slots)

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from torch_max_backend.codegen.accumulators import CHAIN, Accumulator, Accumulators, AccumulatorWriter, Reduction
-from torch_max_backend.codegen.expression_writer import reach
+from torch_max_backend.codegen.expression_writer import Value, reach
 from torch_max_backend.codegen.source import Slot, touched
+from torch_max_backend.codegen.turned_reads import SIDE, turned_reads
 from torch_max_backend.loops.expr import SHORT, Checked, Const, Guarded, Load, Scalar, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scan, Scatter
@@ -35,6 +36,8 @@ class KernelWriter(AccumulatorWriter):
 
     adds_products = True
     """Whether a product is added to a sum in one rounding."""
+    turns = True
+    """Whether blocks of rows are turned in registers, where vectors step over them."""
 
     def __init__(self, nest: Nest, slots: Mapping[str, Slot]) -> None:
         super().__init__([name for name, _ in touched(nest)], {**slots, **_slots(nest.own)})
@@ -46,6 +49,10 @@ class KernelWriter(AccumulatorWriter):
         """The accumulators of scans."""
         self.rows = 1
         """The iterations of the last outer loop that are computed at once, here."""
+        self.blocks: list[str] = []
+        """What sets up memory for blocks that are read in turns."""
+        self.in_turns: dict[tuple[str, Index], str] = {}
+        """Where vectors are that have been turned, by tensor and address."""
 
     def origins(self) -> list[str]:
         """The ops and the user's lines that the kernel comes from."""
@@ -56,7 +63,9 @@ class KernelWriter(AccumulatorWriter):
         """The kernel as a function ``KERNEL`` of the tensors that it touches; equal for equal kernels."""
         with self._scope():
             self._own_rows()
+            mark = len(self.lines)
             self._outer()
+            self.lines[mark:mark] = self.blocks
         arguments = [f"{self.pointers[n]}: Ptr[{SHORT[self.slots[n].dtype]}]" for n in self.tensors]
         arguments += [f"{name}: Int" for name in self.numbers.values()]
         return "\n".join([f"def KERNEL({', '.join(arguments)}):", *self.lines])
@@ -85,7 +94,7 @@ class KernelWriter(AccumulatorWriter):
             with self._block(f"if part + {rows} <= end and {self._fits()}:"):
                 self._line(f"part += {rows}")
                 self.rows = rows
-                self._stages(self.nest.several)
+                self._iteration(self.nest.several)
                 self.rows = 1
             with self._block("else:"):
                 self._line("part += 1")
@@ -154,27 +163,27 @@ class KernelWriter(AccumulatorWriter):
         for v in outer:
             del self.place[v]
 
-    def _iteration(self) -> None:
+    def _iteration(self, stages: tuple[StageNest, ...] = ()) -> None:
         """All stages: once, or for a whole vector, or for what is left of it, in a masked vector or one by one."""
-        v = self.nest.vector
+        v, stages = self.nest.vector, stages or self.nest.stages
         if v is None:
-            self._stages()
+            self._stages(stages)
             return
         size, start, lanes = self._index(Index.of(v.size)), self.place[v], self._lanes_of(v)
         if _divides(v, lanes):
             with self._along(v):
-                self._stages()
+                self._stages(stages)
             return
         with self._block(f"if {start} + {lanes} <= {size}:"), self._along(v):
-            self._stages()
+            self._stages(stages)
         with self._block("else:"):
-            if self._can_be_masked(v, *self.nest.stages):
+            if self._can_be_masked(v, *stages):
                 count, _ = self._new("count", f"{size} - {start}", 1)
                 with self._along(v, count):
-                    self._stages()
+                    self._stages(stages)
                 return
             with self._loop(v, start, size, 1, 1):
-                self._stages()
+                self._stages(stages)
             self.place[v] = start
 
     def _stages(self, stages: tuple[StageNest, ...] = ()) -> None:
@@ -251,6 +260,9 @@ class KernelWriter(AccumulatorWriter):
 
     def _free_loop(self, stage: StageNest, k: int, name: str, end: str) -> None:
         v = stage.free[k]
+        if reads := self._turned_reads(stage, v):
+            self._in_blocks(stage, name, end, reads)
+            return
         if v == stage.vector:
             lanes = self._lanes_of(v)
             if _fits(v, lanes):
@@ -267,6 +279,42 @@ class KernelWriter(AccumulatorWriter):
         with self._elements(stage, v, name, end):
             self._hoist(stage)
             self._free(stage, k + 1)
+
+    # -- loops that read in turned blocks --------------------------------------------------------------------
+    def _turned_reads(self, stage: StageNest, v: Var) -> list[tuple[str, Index]]:
+        """What a stage's only loop, around which vectors run, reads in turned blocks."""
+        if not self.turns or self.vector is None or self.lanes != SIDE or stage.free != (v,) or stage.reduced:
+            return []
+        return turned_reads(stage, v, self.vector)
+
+    def _in_blocks(self, stage: StageNest, name: str, end: str, reads: list[tuple[str, Index]]) -> None:
+        """The only loop of a stage in blocks, each of which is turned before its vectors are computed."""
+        (v,) = stage.free
+        with self._block(f"while {name} < {end}:"):
+            columns, _ = self._new("columns", f"imin({SIDE}, {end} - {name})", 1)
+            self.place[v], blocks = name, []
+            for source, address in reads:
+                self.count += 1
+                block = f"b{self.count}"
+                self.blocks.append(f"    var {block} = own_memory[{SHORT[self.slots[source].dtype]}, {SIDE * SIDE}]()")
+                given = f"{block}, {self.pointers[source]}, {self._index(address)}, {self._step(address)}"
+                self._line(f"turn_block({given}, {self.masked or SIDE}, {columns})")
+                blocks.append(block)
+            j, _ = self._new("j", "0", 1)
+            with self._block(f"while {j} < {columns}:"):
+                self.place[v] = f"({name} + {j})"
+                self.in_turns = {read: f"{block}, {SIDE} * {j}" for read, block in zip(reads, blocks, strict=True)}
+                self._body(stage, {})
+                self.in_turns = {}
+                self._line(f"{j} += 1")
+            del self.place[v]
+            self._line(f"{name} += {SIDE}")
+
+    def _read(self, source: str, address: Index) -> Value:
+        place = self.in_turns.get((source, address))
+        if place is None:
+            return super()._read(source, address)
+        return self._new("x", f"load[{SIDE}]({place})", SIDE)
 
     # -- the loops of a reduction ----------------------------------------------------------------------------
     def _reduction(self, stage: StageNest) -> None:
@@ -337,7 +385,8 @@ class KernelWriter(AccumulatorWriter):
                     self._body(r.stage, r.wide[0])
                 return
         with self._elements(r.stage, v, name, end):
-            self._hoist(r.stage)
+            if k + 1 < len(r.stage.reduced) or not self.adds_products:  # inside, nothing is computed for later
+                self._hoist(r.stage)
             self._reduced(r, k + 1)
 
     # -- statements ------------------------------------------------------------------------------------------

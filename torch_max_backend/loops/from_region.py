@@ -29,7 +29,7 @@ from torch_max_backend.capture.fake_tensors import (
     value_of,
 )
 from torch_max_backend.capture.fx_nodes import is_getitem
-from torch_max_backend.loops import few_rows
+from torch_max_backend.loops import few_rows, small_products
 from torch_max_backend.loops.expr import SHORT, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import library_of
@@ -213,7 +213,11 @@ class FromRegion(LibraryCalls):
             return row
         if (packed := packed_product(self.builder.program, target, args)) is not None:
             return self._library(torch.ops.aten._weight_int8pack_mm.default, packed, {}, promise)
-        if target not in PRODUCTS:
+        if target not in (*PRODUCTS, *small_products.BATCHES):
+            return None
+        if small_products.is_product(args):
+            return product_as_loops(args, kwargs)
+        if target not in PRODUCTS or any(factor != 1 for factor in kwargs.values()):
             return None
         matrix = self._in_place(args[-1]) if source_of(args[-1]) in self.memory else None
         return product_as_loops(args, kwargs) if few_rows.is_product(args, matrix) else None

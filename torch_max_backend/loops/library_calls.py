@@ -13,11 +13,12 @@ from torch.utils._pytree import tree_leaves
 from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES, STARTS, WAITS
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.capture.fake_tensors import tensors_of
-from torch_max_backend.loops import pointwise_convolution
+from torch_max_backend.loops import pointwise_convolution, small_products
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, SORTS, library_of
+from torch_max_backend.loops.narrow_products import product_as_loops
 from torch_max_backend.loops.program import Call, Called, Definition, Ref, dense_strides
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor, define, named, sized
 from torch_max_backend.partition.region import Region
@@ -55,6 +56,8 @@ class LibraryCalls:
     def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
         if target is torch.ops.aten.convolution.default and pointwise_convolution.is_product(args):
             places = math.prod(args[0].shape[2:], start=Index.of(1))
+            if small_products.is_pointwise(*args[:2]):
+                return self._small_pointwise(args, promise)
             if places == 1 or not self._leaves() or promise.stride(1) == 1:
                 return self._pointwise(args, promise)
         return self._call(target, args, kwargs, promise)
@@ -67,6 +70,12 @@ class LibraryCalls:
         op = torch.ops.aten.mm.default if args[2] is None else torch.ops.aten.addmm.default
         shape = self.symbols.shape(promise.shape)
         return pointwise_convolution.image_of(self._call(op, given, {}, like), shape)
+
+    def _small_pointwise(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor:
+        """A convolution of one tap, by a product that is a loop."""
+        rows, weight = pointwise_convolution.operands(args[0], args[1])
+        given = (rows, weight) if args[2] is None else (args[2], rows, weight)
+        return pointwise_convolution.image_of(product_as_loops(given, {}), self.symbols.shape(promise.shape))
 
     def _reference(self, target: Any, x: Tensor) -> Ref:
         """How a library reads an argument."""

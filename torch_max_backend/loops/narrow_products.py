@@ -45,7 +45,7 @@ def product_of_a_row(
         return _int_mm(*args) if node.target is target and _is_read_again(node) else None
     if target not in PRODUCTS or args[-2].shape[0] != 1 or not _is_narrow(program, args[-1]):
         return None
-    return product_as_loops(args, kwargs)
+    return product_as_loops(args, kwargs) if all(factor == 1 for factor in kwargs.values()) else None
 
 
 # mm(Tensor self, Tensor mat2) -> Tensor
@@ -53,16 +53,24 @@ def product_of_a_row(
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 
 
-def product_as_loops(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    """What a product or a sum with one gives, with nothing else rounded; ``None`` for other factors than one."""
+def product_as_loops(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """What a product of matrices, or of batches of them, or a sum with one gives, with nothing else rounded."""
     *summands, rows, matrix = args
-    if any(factor != 1 for factor in kwargs.values()):
-        return None
     sums = _sums(rows, matrix, computed_in(rows.dtype))
-    if not summands:
+    alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
+    if not summands and alpha == 1:
         return _rounded(sums, rows.dtype)
-    bias = broadcast_at(summands[0], sums.shape)
-    return define(sums.shape, rows.dtype, lambda index: sums.at(index) + cast(bias(index), sums.dtype))
+    bias = broadcast_at(summands[0], sums.shape) if summands and beta != 0 else None
+
+    def at(index: tuple[Index, ...]) -> Scalar:
+        total = _times(sums.at(index), alpha)
+        return total if bias is None else total + _times(cast(bias(index), sums.dtype), beta)
+
+    return define(sums.shape, rows.dtype, at)
+
+
+def _times(x: Scalar, factor: Any) -> Scalar:
+    return x if factor == 1 else x * constant(factor, x.dtype)
 
 
 # _int_mm(Tensor self, Tensor mat2) -> Tensor
@@ -109,11 +117,12 @@ def packed_product(program: Program, target: object, args: Sequence[Any]) -> tup
     return rows, named(packed.source, source.sizes, source.dtype), ones
 
 
-def _sums(row: Tensor, matrix: Tensor, dtype: torch.dtype) -> Tensor:
+def _sums(rows: Tensor, matrix: Tensor, dtype: torch.dtype) -> Tensor:
     def at(index: tuple[Index, ...], over: tuple[Index, ...]) -> Scalar:
-        return cast(row.at((index[0], over[0])), dtype) * cast(matrix.at((over[0], index[1])), dtype)
+        *batch, row, column = index
+        return cast(rows.at((*batch, row, *over)), dtype) * cast(matrix.at((*batch, *over, column)), dtype)
 
-    return reduce("sum", (row.shape[0], matrix.shape[1]), (matrix.shape[0],), at)
+    return reduce("sum", (*rows.shape[:-1], matrix.shape[-1]), (rows.shape[-1],), at)
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -26,6 +26,7 @@ from torch_max_backend.schedule.split import split_divided_variables, split_long
 from torch_max_backend.schedule.split_scans import split_long_scans
 from torch_max_backend.schedule.tables import tables
 from torch_max_backend.schedule.unroll_windows import unroll_windows
+from torch_max_backend.schedule.wide_extremes import wide_extremes
 
 OFTEN = 4
 """Times that an element is read, from which it is worth to be written as its readers lie, and not as its sources."""
@@ -51,6 +52,8 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
         yield change.__name__, program
     program = split_long_scans(program, layouts_of(program), machine)
     yield split_long_scans.__name__, program
+    program = wide_extremes(program, machine)
+    yield wide_extremes.__name__, program
     found = (without_sums_of_one_element, inline)  # what an index of one element reads is inlined after that
     for change in (*found, unroll_windows, split_divided_variables):
         program = inline(program, machine) if change is inline else change(program)

@@ -19,8 +19,10 @@ from torch_max_backend.schedule.nest import Nest, StageNest, Statement
 
 ROWS = 4
 """Outer iterations at once: more of them need more registers than there are."""
-LONG, MANY = 128, 64
+LONG, MANY = 48, 16
 """Elements of a reduction, and outer iterations, from which it pays."""
+SHORT = 8
+"""Elements of a reduction from which it pays where vectors run along an outer loop."""
 FEW, LARGE = 8, 1 << 18
 """Outer iterations up to which all of them are computed at once, for the sake of so many elements that they share."""
 ACROSS = 2
@@ -32,8 +34,10 @@ def rows_at_once(n: Nest) -> Nest:
 
     A short outer loop becomes the last one if its iterations share what is large.
     """
-    if n.vector is not None or not n.outer or any(s.free or not _is_plain(s) for s in n.stages):
+    if not n.outer or any(s.free or not _is_plain(s) for s in n.stages):
         return n
+    if n.vector is not None:
+        return _columns(n, n.vector)
     short = [v for v in n.outer if 1 < cost.count([v]) <= FEW and any(_shares_large_reads(s, v) for s in n.stages)]
     if len(short) == 1 and len(n.outer) > 1 and isinstance(short[0].size, int):
         return _block(n, short[0])
@@ -55,6 +59,28 @@ def _block(n: Nest, v: Var) -> Nest:
     ]
     outer = (*(u for u in others if u != w), w, v)
     return dataclasses.replace(n, outer=outer, rows=len(places), across=ACROSS, several=_several(n.stages, places))
+
+
+def _columns(n: Nest, v: Var) -> Nest:
+    """Vectors along ``v`` for several of another outer loop at once, if a reduction reads them for all of those."""
+    found = [w for w in n.outer if w != v and cost.count([w]) >= ROWS and not _bounds_others(w, n)]
+    w = next((w for w in reversed(found) if any(_shares_vectors(s, v, w) for s in n.stages)), None)
+    if w is None:
+        return n
+    outer = (*(u for u in n.outer if u not in (v, w)), v, w)
+    places: list[dict[Atom, Index]] = [{w: Index.of(w) + k} for k in range(ROWS)]
+    return dataclasses.replace(n, outer=outer, rows=ROWS, several=_several(n.stages, places))
+
+
+def _shares_vectors(stage: StageNest, v: Var, w: Var) -> bool:
+    """Whether a reduction reads vectors along ``v`` that are the same for all ``w``, and numbers that are not."""
+    if cost.count(stage.reduced) < SHORT:
+        return False
+    read = [variables(x) for s in stage.statements for x in walk(s.body) if isinstance(x, Load) and x.index]
+    inside = [found for found in read if found & {*stage.reduced}]
+    return any(v in found and w not in found for found in inside) and any(
+        w in found and v not in found for found in inside
+    )
 
 
 def _bounds_others(v: Var, n: Nest) -> bool:

@@ -8,4 +8,5 @@ from .pointers import *
 from .memory import *
 from .lanes import *
 from .gathers import *
+from .turns import *
 from .threads import *

@@ -164,3 +164,12 @@ def note_error(p: Ptr[i64], code: Int, value: Int, size: Int):
     """Store a code and the value that it is about, if none is stored yet."""
     if store_first(p, 0, from_int[i64, 1](code)):
         store(p, 1, from_int[i64, 1](value))
+
+
+@always_inline("nodebug")
+def turn_block[d: DType](q: Ptr[d], p: Ptr[d], i: Int, step: Int, rows: Int, columns: Int):
+    """Up to 16 rows of up to 16 elements, `step` apart, to `q` as 16 vectors: lane `k` of each is of row `k`."""
+    for k in range(16):
+        var row = i + min(k, rows - 1) * step
+        for j in range(columns):
+            store(q, 16 * j + k, load[1](p, row + j))
