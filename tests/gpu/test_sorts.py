@@ -51,7 +51,7 @@ def test_rows(tmp_path: Path, rows: tuple[tuple[int, ...], torch.dtype, int, boo
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_only_values(tmp_path: Path, dtype: torch.dtype) -> None:
-    x = numbers(3000, 100, dtype=dtype)
+    x = numbers(2000, 100, dtype=dtype)
     made = [wanting_values(lambda x: sort.sort(x, 1, True), x), wanting_values(lambda x: sort.sort(x, 0), x)]
     wanted = [x.sort(dim=1, descending=True).values, x.sort(dim=0).values]
     if dtype is not torch.bool:
@@ -62,12 +62,14 @@ def test_only_values(tmp_path: Path, dtype: torch.dtype) -> None:
 
 
 def test_compiled_functions() -> None:
+    """Without NaN that have a sign: eager has some of them before all numbers on a GPU, and behind them on a CPU."""
     for x in (numbers(500, 130), numbers(130, 500).t(), numbers(500, 130)[:, ::2], numbers(8, 60, 11)):
+        x.masked_fill_(x.isnan(), float("nan"))
         agrees(lambda x: torch.sort(x, stable=True), x)
         agrees(lambda x: torch.sort(x, 1, True), x)
         agrees(lambda x: (lambda v, i: (v * 2, i + 1))(*(x * 2 + 1).sort(0)), x)
         agrees(lambda x: (x.argsort(-1, stable=True), x.median(-1).values, x.topk(7, 0).values), x.nan_to_num(3.0))
-    agrees(lambda x: x.copy_(x.sort(1).values), numbers(500, 130))
+    agrees(lambda x: x.copy_(x.sort(1).values), numbers(500, 130).nan_to_num(3.0))
 
 
 def test_no_library_is_called() -> None:

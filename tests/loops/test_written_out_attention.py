@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.loops.test_calls_on_a_gpu import calls, program_of, single  # noqa: F401
+from tests.loops.test_calls_on_a_gpu import calls, half, program_of, single  # noqa: F401
+from torch_max_backend.loops.interpreter import Interpreter
 from torch_max_backend.loops.program import Program
 from torch_max_backend.loops.written_out_attention import written_out
 
@@ -58,3 +59,51 @@ def test_it_is_two_products(make: Any, heads: int, program_of: Callable[..., Pro
 def test_float32_without_groups_has_a_kernel(program_of: Callable[..., Program]) -> None:  # noqa: F811
     (call,) = calls(program_of(attention(), single(2, 4, 16, 8), single(2, 4, 24, 8), single(2, 4, 24, 8)))
     assert str(call.target) == "aten.scaled_dot_product_attention.default"
+
+
+def packed(x: torch.Tensor) -> torch.Tensor:
+    """Attention within each of several parts, whose queries, keys and values were one product."""
+    q, k, v = x.reshape(2, 3, 16, 3, 4, 8).permute(3, 0, 4, 1, 2, 5).unbind(0)
+    return F.scaled_dot_product_attention(q, k, v).permute(0, 2, 3, 4, 1)
+
+
+def test_five_dimensions_are_four(program_of: Callable[..., Program]) -> None:  # noqa: F811
+    """For which torch has a fused kernel, that reads them where they are."""
+    program = program_of(packed, half(2, 3, 16, 96))
+    (call,) = calls(program)
+    assert str(call.target) == "aten.scaled_dot_product_attention.default"
+    assert [[int(n.constant) for n in ref.sizes] for ref in call.args[:3]] == [[6, 4, 16, 8]] * 3
+    assert {ref.name for ref in call.args[:3]} == {"x0"}
+    assert [[int(n.constant) for n in ref.strides] for ref in call.args[:3]] == [[16 * 96, 8, 96, 1]] * 3
+    assert [int(ref.offset.constant) for ref in call.args[:3]] == [0, 32, 64]
+
+
+def test_three_dimensions_are_four(program_of: Callable[..., Program]) -> None:  # noqa: F811
+    (call,) = calls(program_of(attention(is_causal=True), half(5, 16, 8), half(5, 24, 8), half(5, 24, 8)))
+    assert [[int(n.constant) for n in ref.sizes] for ref in call.args[:3]] == [
+        [1, 5, 16, 8],
+        [1, 5, 24, 8],
+        [1, 5, 24, 8],
+    ]
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: packed(x) + 1, lambda x: attention()(*x.reshape(3, 6, 16, 32).unbind(0)) + 1]
+)
+def test_what_is_called_gives_the_result(function: Any, program_of: Callable[..., Program]) -> None:  # noqa: F811
+    """As interpreted on a CPU."""
+    program = program_of(function, single(2, 3, 16, 96))
+    x = torch.randn(2, 3, 16, 96, generator=torch.Generator().manual_seed(0))
+    (got,) = Interpreter(program).run([x])
+    torch.testing.assert_close(got, function(x))
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1])
+def test_two_products_give_the_result(groups: int, program_of: Callable[..., Program]) -> None:  # noqa: F811
+    function = attention(is_causal=True, enable_gqa=groups != 4)
+    keys = double(2, groups, 24, 8)
+    program = program_of(function, double(2, 4, 16, 8), keys, keys)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, n, m, 8, generator=generator).double() for n, m in ((4, 16), (groups, 24), (groups, 24)))
+    (got,) = Interpreter(program).run([q, k, v])
+    torch.testing.assert_close(got, function(q, k, v))

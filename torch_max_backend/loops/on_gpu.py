@@ -118,10 +118,35 @@ class OnGpu(FromRegion):
                 return found
             if is_without_a_kernel(args, dict(kwargs)):
                 return self._by(written_out, target, args, kwargs)
+            if _is_of_other_rank(args, kwargs):
+                return self._attention_of_four(args, kwargs, promise)
             args = [*args[:3], self._mask(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
             kwargs = {k: self._mask(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
             return self._call(target, args, kwargs, promise, [self._attention(args[0], args[2], promise)])
         return self._call(target, args, kwargs, promise)
+
+    def _attention_of_four(self, args: Sequence[Any], kwargs: Mapping[str, Any], promise: torch.Tensor) -> Tensor:
+        """Attention of tensors that have more or fewer than four dimensions, for which torch has no fused kernel.
+
+        Of all dimensions before the last two, the one with the shortest steps is that of heads, and the others are one:
+        as memory has them where queries, keys and values were one product.
+        """
+        target, rank = aten.scaled_dot_product_attention.default, args[0].rank
+        strides = self._reference(target, args[0]).strides[: rank - 2]
+        heads = min(range(rank - 2), key=lambda d: strides[d].typical)
+        order = [*(d for d in range(rank - 2) if d != heads), heads, rank - 2, rank - 1]
+        view, permute = rule_of(aten.view.default), rule_of(aten.permute.default)
+        assert view is not None and permute is not None
+
+        def folded(x: Tensor) -> Tensor:
+            turned = permute(x, order)
+            return view(turned, [math.prod(s.constant for s in turned.shape[:-3]), *turned.shape[-3:]])
+
+        sizes = [promise.shape[d] for d in order]
+        like = torch.empty((math.prod(sizes[:-3]), *sizes[-3:]), dtype=promise.dtype, device="meta")
+        found = self._library(target, [*map(folded, args[:3]), *args[3:]], kwargs, like)
+        opened = view(found, list(self.symbols.shape(sizes)))
+        return permute(opened, [order.index(d) for d in range(rank)])
 
     def _mask(self, x: Any, dtype: torch.dtype) -> Any:
         """A mask as attention adds it. If it is written for that, rows begin where efficient attention wants them."""
@@ -236,6 +261,19 @@ class OnGpu(FromRegion):
             found = self._in_place(x, multiple=multiple)
             return found or self._in_place(self._defined(x), multiple=multiple)  # type: ignore[return-value]
         return self._ref(x)
+
+
+def _is_of_other_rank(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether attention is of tensors with other than four dimensions, the outer ones the same in all of them."""
+    query, key, value = args[:3]
+    mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+    known = all(s.is_constant and s.constant > 0 for x in (query, key, value) for s in x.shape)
+    return (
+        known
+        and query.rank not in (2, 4)
+        and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+        and (mask is None or mask.rank <= 2)
+    )
 
 
 def is_a_row(args: Sequence[Any]) -> bool:
