@@ -37,6 +37,15 @@ def test_a_row_its_sums_and_what_reads_them_are_one_kernel() -> None:
     check_emulated(made)
 
 
+def test_a_product_in_front_of_a_row_is_for_many_blocks() -> None:
+    """One block would compute its elements one after the other."""
+    made = for_gpu(lambda x, w: normalized(*product(x, w)), numbers(1, 64), numbers(64, 48), smooth=True)
+    first, second = nests(made)
+    assert [v.size for v in first.outer] == [48]
+    assert second.outer == ()
+    check_emulated(made)
+
+
 def test_a_long_row_is_for_many_blocks() -> None:
     assert len(nests(for_gpu(normalized, numbers(1, 1 << 16), smooth=True))) > 1
 

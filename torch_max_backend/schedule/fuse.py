@@ -104,7 +104,8 @@ def _is_for_one_block(group: _Group, d: Definition) -> bool:
     is_row = d.reduced != () and cost.count(d.variables) == 1 and cost.count(group.outer) == cost.count(d.reduced)
     work = [(n := cost.iterations(m), n * cost.of_expression(*m.expressions())) for m in (*group.members, d)]
     is_brief = max(n for n, _ in work) <= FEW and sum(operations for _, operations in work) <= BRIEF
-    return is_brief and (is_row or not group.outer)
+    has_rows = any(m.reduced and cost.count(m.variables) > 1 for m in (*group.members, d))  # one after the other
+    return is_brief and not has_rows and (is_row or not group.outer)
 
 
 def _join_sort(group: _Group, d: Definition, layouts: Mapping[str, Layout]) -> bool:

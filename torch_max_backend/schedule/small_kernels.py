@@ -14,8 +14,8 @@ from torch_max_backend.schedule.nest import Nest, Statement, substituted
 
 SMALL = 1 << 14
 """Outer indices of a kernel that takes little longer than its launch."""
-MOST = 16
-"""Statements of such kernels together."""
+MOST, FAR = 16, 128
+"""Statements of such kernels together, and steps between them."""
 
 Step = Nest | Call
 
@@ -61,7 +61,7 @@ def _partner(before: Sequence[_Placed], new: _Placed) -> tuple[int | None, bool]
     if _form(new.step) is None:
         return None, False
     comes, passed = True, list[_Placed]()  # whether the new one can run right behind what is passed
-    for k in reversed(range(len(before))):
+    for k in reversed(range(max(0, len(before) - FAR), len(before))):
         old = before[k]
         if _form(old.step) == _form(new.step) and len(_statements(old.step)) + len(_statements(new.step)) <= MOST:
             if old.needs(new):
