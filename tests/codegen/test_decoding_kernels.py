@@ -98,7 +98,7 @@ def test_a_product_of_a_row_ends_in_what_reads_it(turned: bool, dtype: torch.dty
     [(768, 50257, 32, 8), (2048, 128256, 64, 1), (2048, 2048, 128, 1), (8192, 2048, 256, 1), (1024, 65536, 32, 2)],
 )
 def test_long_rows_have_small_blocks(depth: int, columns: int, threads: int, rows: int) -> None:
-    x, w = torch.zeros(1, depth).bfloat16(), torch.zeros(1).bfloat16().expand(columns, depth)
+    x = torch.zeros(1, depth).bfloat16()
     w = torch.empty_strided((columns, depth), (depth, 1), dtype=torch.bfloat16, device="meta")
     made = for_gpu(product, x, w.t())
     (nest,) = nests(made)

@@ -400,3 +400,21 @@ def test_values_by_rank_are_those_of_a_sort(program_of: Any) -> None:
         assert calls(program_of(lambda x, f=function: f(x).values, single(4096, 200))) == []
         assert len(calls(program_of(lambda x, f=function: f(x), single(4096, 200)))) == 1
         assert len(calls(program_of(lambda x, f=function: f(x).values, single(4096, 1100)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("depth", "columns", "turned", "expected"),
+    [(4096, 8192, False, 0), (4096, 8200, False, 1), (4096, 8200, True, 0)],
+    ids=["columns", "many columns", "many rows"],
+)
+def test_a_product_of_one_row_is_a_loop(
+    depth: int, columns: int, turned: bool, expected: int, program_of: Callable[..., Program]
+) -> None:
+    """But with more than 2^25 elements whose rows are contiguous."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ (w.t() if turned else w)
+
+    weight = half(columns, depth) if turned else half(depth, columns)
+    assert len(calls(program_of(function, half(1, depth), weight))) == expected
+    assert len(calls(program_of(function, half(2, depth), weight))) == 1

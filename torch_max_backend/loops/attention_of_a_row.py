@@ -7,7 +7,6 @@ loops share keys out, too, and read those that several heads have in common wher
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.loops.tensor import Shape, Tensor, broadcast_at, define, reduce
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""Those whose scores are computed in float32."""
 
 
 # scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0,
@@ -87,7 +87,9 @@ def _exact(x: Scalar) -> Scalar:
     return cast(x, torch.float32)
 
 
-def _softmax(scores: Tensor) -> Any:
+def _softmax(scores: Tensor) -> Tensor:
     softmax = rule_of(torch.ops.aten._safe_softmax.default)
     assert softmax is not None
-    return softmax(scores, -1)
+    found = softmax(scores, -1)
+    assert isinstance(found, Tensor)
+    return found

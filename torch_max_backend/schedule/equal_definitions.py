@@ -19,19 +19,21 @@ def without_equal_definitions(program: Program) -> Program:
     order.
     """
     leaving = {name for name, _ in program.outputs} | {source for _, source in program.stores}
-    alike: dict[object, list[Definition]] = {}
+    alike: dict[object, Definition] = {}
+    first: dict[object, str] = {}
     same: dict[str, str] = {}
     steps: list[Step] = []
     for step in program.steps:
         step = _reading(step, same)
         if isinstance(step, Definition) and isinstance(step.how, Reduction | None) and step.name not in leaving:
             look = step.dtype, step.sizes, tuple(x.source for x in loads(step.body)), program.orders.get(step.name)
-            others = alike.setdefault((look, program.rows.get(step.name)), [])
-            known = next((d.name for d in others if _canonical(d) == _canonical(step)), None)
-            if known is not None:
-                same[step.name] = known
-                continue
-            others.append(step)
+            other = alike.setdefault((look, program.rows.get(step.name)), step)
+            if other is not step:  # few look alike, and only those are compared
+                first.setdefault((look, _canonical(other)), other.name)
+                known = first.setdefault((look, _canonical(step)), step.name)
+                if known != step.name:
+                    same[step.name] = known
+                    continue
         steps.append(step)
     return dataclasses.replace(program, steps=steps)
 
