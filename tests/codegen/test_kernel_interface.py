@@ -227,6 +227,11 @@ def logic(t: Table) abi("C"):
 
 
 @export
+def turned(t: Table) abi("C"):
+    turn_block(t.pointer[i16](0), t.pointer[i16](1), 3, 20, t.int(2), t.int(3))
+
+
+@export
 def shared(t: Table) abi("C"):
     var n = t.int(1)
     var i = share_begin(n, 16)
@@ -650,3 +655,14 @@ def test_the_digest_is_of_all_forms() -> None:
     assert len(interface_digest()) == 64
     folders = {path.relative_to(mojo_build.INTERFACE).parts[0] for path in mojo_build.INTERFACE.rglob("*.mojo")}
     assert folders == {"raw", "std_based", "kernel", "cuda", "cuda_sm_90", "cuda_before_sm_90"}
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 16), (16, 5), (9, 16), (1, 1), (11, 13)])
+def test_turned_blocks(kernels: Kernels, rows: int, columns: int) -> None:
+    """A lane without a row of its own has the last one's; what is behind the vectors is left."""
+    x = torch.arange(400, dtype=torch.int16)
+    block = torch.zeros(256, dtype=torch.int16)
+    kernels("turned", block, x, rows, columns)
+    lines = x[3:].as_strided((rows, columns), (20, 1), 3)
+    wanted = lines[torch.arange(16).clamp(max=rows - 1)].t()
+    assert torch.equal(block.view(16, 16)[:columns], wanted)

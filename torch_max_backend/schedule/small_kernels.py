@@ -29,13 +29,13 @@ def sharing_launches(steps: Sequence[Step], stores: Iterable[tuple[str, str]]) -
     written = {source: target for target, source in stores}
     result: list[_Placed] = []
     for step in steps:
-        new = _Placed(step, *_touched(step, written))
+        new = _Placed(step, *_touched(step, written), _form(step))
         place, moved = _partner(result, new)
         if place is None:
             result.append(new)
             continue
         old = result[place]
-        one = _Placed(_together(old.step, new.step), old.reads | new.reads, old.writes | new.writes)
+        one = _Placed(_together(old.step, new.step), old.reads | new.reads, old.writes | new.writes, old.form)
         if moved:
             result[place] = one
         else:
@@ -45,11 +45,12 @@ def sharing_launches(steps: Sequence[Step], stores: Iterable[tuple[str, str]]) -
 
 @dataclasses.dataclass(frozen=True)
 class _Placed:
-    """A step with the tensors that it reads and writes."""
+    """A step with the tensors that it reads and writes, and what kernels have in common that it can be one with."""
 
     step: Step
     reads: frozenset[str]
     writes: frozenset[str]
+    form: object
 
     def needs(self, other: _Placed) -> bool:
         """Whether the two must run in their order."""
@@ -58,12 +59,12 @@ class _Placed:
 
 def _partner(before: Sequence[_Placed], new: _Placed) -> tuple[int | None, bool]:
     """The place of the kernel that a new one joins, and whether the new one moves there, not the old one here."""
-    if _form(new.step) is None:
+    if new.form is None:
         return None, False
     comes, passed = True, list[_Placed]()  # whether the new one can run right behind what is passed
     for k in reversed(range(max(0, len(before) - FAR), len(before))):
         old = before[k]
-        if _form(old.step) == _form(new.step) and len(_statements(old.step)) + len(_statements(new.step)) <= MOST:
+        if old.form == new.form and len(_statements(old.step)) + len(_statements(new.step)) <= MOST:
             if old.needs(new):
                 return None, False
             if comes:
