@@ -22,7 +22,6 @@ from torch_max_backend.compile.mojo_build import build_shared_library
 from torch_max_backend.compile.program_libraries import LibraryJob, launcher_job, library_parts
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.loops.build import program_of
-from torch_max_backend.loops.expr import text_size
 from torch_max_backend.loops.from_region import NodesWithoutLoopsError, device_of
 from torch_max_backend.loops.program import Program as LoopProgram
 from torch_max_backend.options import Options
@@ -31,13 +30,9 @@ from torch_max_backend.runtime.cuda_launch import CUBIN
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import LIBRARY, Library, load_library
 from torch_max_backend.schedule.machine import CPU, GPU
-from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.plan import Schedule, schedule
 
 log = logging.getLogger("torch_max_backend")
-
-LONGEST = 1 << 18
-"""Expressions in a text above which loops are not written out: what is shared, as in a search, stands there often."""
 
 
 @dataclass(frozen=True)
@@ -183,12 +178,8 @@ def libraries_of(
 def _log(program: Program) -> None:
     """What ``TORCH_LOGS`` may ask for. Not where programs are made: a graph may be cut again after that."""
     k, written = program.region, program.written
-    steps = [n for n in program.schedule.steps if isinstance(n, Nest)]
-    scheduled = [e for n in steps for stage in n.stages for s in stage.statements for e in s.expressions]
-    size = text_size(*scheduled, *(e for d in program.loops.definitions() for e in d.expressions()))
-    too_long = f"not written out: {size} expressions, and {LONGEST} is the most" if size > LONGEST else ""
-    show(LOOPS, "loops of region %d:\n%s", k, too_long or program.loops)
-    show(SCHEDULE, "schedule of region %d:\n%s", k, too_long or program.schedule)
+    show(LOOPS, "loops of region %d:\n%s", k, program.loops)
+    show(SCHEDULE, "schedule of region %d:\n%s", k, program.schedule)
     show(KERNELS, "kernels of region %d:\n%s\n%s", k, written.source, written.spec.source)
 
 

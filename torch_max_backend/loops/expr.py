@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,6 +90,17 @@ class Expr:
         """The expressions that it is computed from, those inside indices not among them."""
         return ()
 
+    # -- text ---------------------------------------------------------------------------------------------------
+    def _text(self) -> str:
+        """Itself, with the text of what it is made of."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        names = _NAMES.get()
+        return _text_of(self) if names is None else names.get(self) or self._text()
+
+    __repr__ = __str__  # errors and tests show it: what is shared must not be written out again and again
+
     # -- formulas: numbers take the dtype of the other operand -------------------------------------------------
     def _binary(self, name: str, other: Any, turned: bool = False) -> Scalar:
         other = other if isinstance(other, Expr) else constant(other, self.dtype)
@@ -149,7 +162,7 @@ class Expr:
         return self._binary("eq", other)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Const(Expr):
     """A number."""
 
@@ -160,11 +173,11 @@ class Const(Expr):
         exact = self.value.hex() if isinstance(self.value, float) else self.value
         return (exact, self.dtype)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.value)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Load(Expr):
     """An element of an input or of a definition."""
 
@@ -175,11 +188,11 @@ class Load(Expr):
     def _fields(self) -> tuple[Any, ...]:
         return (self.source, self.index)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"{self.source}[{', '.join(map(str, self.index))}]"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Op(Expr):
     """An operation; ``cast`` is torch's ``.to``, ``round`` a cast that torch does between ops and may be left out."""
 
@@ -190,7 +203,7 @@ class Op(Expr):
     def _fields(self) -> tuple[Any, ...]:
         return (self.name, self.dtype, self.args)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         name = f"{self.name}<{SHORT[self.dtype]}>" if self.name in ("cast", "round", "bitcast") else self.name
         return f"{name}({', '.join(map(str, self.args))})"
 
@@ -199,7 +212,7 @@ class Op(Expr):
         return self.args
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FromIndex(Expr):
     """An index as a number of dtype int64."""
 
@@ -209,11 +222,11 @@ class FromIndex(Expr):
     def _fields(self) -> tuple[Any, ...]:
         return (self.index,)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"index({self.index})"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Guarded(Expr):
     """``value`` where ``condition`` holds, else ``other``; each loads and checks only where it is the one taken."""
 
@@ -225,7 +238,7 @@ class Guarded(Expr):
     def _fields(self) -> tuple[Any, ...]:
         return (self.condition, self.value, self.other)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"({self.value} if {self.condition} else {self.other})"
 
     @property
@@ -233,7 +246,7 @@ class Guarded(Expr):
         return (self.condition, self.value, self.other)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Checked(Expr):
     """An int64 as an index of one of ``size`` elements; with ``wraps`` a negative one counts from the end.
 
@@ -250,7 +263,7 @@ class Checked(Expr):
     def _fields(self) -> tuple[Any, ...]:
         return (self.value, self.size, self.site, self.wraps)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"{'wrapped' if self.wraps else 'checked'}({self.value}, {self.size})"
 
     @property
@@ -261,6 +274,32 @@ class Checked(Expr):
 Scalar = Expr
 """What there is of it: :class:`Const`, :class:`Load`, :class:`Op`, :class:`FromIndex`, :class:`Guarded`
 and :class:`Checked`."""
+
+
+LONG, DEEP = 100, 32
+"""Parts of a text, from which on it has names for what occurs several times, and for what is so many parts deep."""
+_NAMES: ContextVar[dict[Scalar, str] | None] = ContextVar("_NAMES", default=None)
+"""The names that the text which is being written has for some of its parts, those inside indices too."""
+
+
+def _text_of(x: Scalar) -> str:
+    """``mul(x[i], 2.0)``, or where that is long, ``mul(#1, #1) where #0 = add(x[i], 1.0), #1 = mul(#0, #0)``."""
+    parts = list(walk(x)) if text_size(x) > LONG else []
+    uses = Counter(y for part in parts for y in inside(part))
+    depths: dict[Scalar, int] = {}
+    names: dict[Scalar, str] = {}
+    named: list[str] = []
+    token = _NAMES.set(names)
+    try:
+        for part in parts[:-1]:
+            depths[part] = max((1 + depths[y] for y in inside(part)), default=0)
+            if depths[part] and (uses[part] > 1 or depths[part] == DEEP):
+                name = f"#{len(names)}"
+                named.append(f"{name} = {part._text()}")
+                names[part], depths[part] = name, 0
+        return f"{x._text()} where {', '.join(named)}" if named else x._text()
+    finally:
+        _NAMES.reset(token)
 
 
 # -- making ------------------------------------------------------------------------------------------------------------
