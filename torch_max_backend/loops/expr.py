@@ -460,6 +460,14 @@ def inside(x: Scalar) -> Iterator[Scalar]:
         yield from nested(index)
 
 
+def depth(x: Scalar) -> int:
+    """How many expressions stand inside each other in ``x``."""
+    depths: dict[Scalar, int] = {}
+    for y in walk(x):
+        depths[y] = 1 + max((depths[z] for z in inside(y)), default=0)
+    return depths[x]
+
+
 def text_size(*roots: Scalar) -> int:
     """How many expressions the text of ``roots`` has, which repeats what they share."""
     sizes: dict[Scalar, int] = {}

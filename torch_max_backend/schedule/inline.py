@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
-from torch_max_backend.loops.expr import Load, Scalar, loads, rewrite, rounded
+from torch_max_backend.loops.expr import Load, Scalar, depth, loads, rewrite, rounded
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, Scatter, Sort, Step
 from torch_max_backend.loops.simplify import without_dead_definitions
@@ -16,12 +16,17 @@ DEEP = 4
 """Loads, from which on an element is kept for readers of as many elements, however few these are: else a chain of sums,
 such as the residuals of a model's layers, is read again from its beginning by each of its readers."""
 
+DEEPEST = 100
+"""Expressions inside each other, from which on a definition stays: passes and compilers descend into what it computes.
+Readers in the same loops have it from a register."""
+
 
 def inline(program: Program, machine: Machine = CPU) -> Program:
     """Replace loads of definitions that are cheap to repeat, or that are read once, by what they compute.
 
     Before: ``t0[i] = exp(x[i])``, ``t1[j] = mul(t0[j], 2)``. After: ``t1[j] = mul(exp(x[j]), 2)``. A definition stays
-    if it leaves, if a library reads it, if it is no plain loop, or if repeating it costs more than writing and reading.
+    if it leaves, if a library reads it, if it is no plain loop, if it is very deep, or if repeating it costs more than
+    writing and reading.
     """
     kept = {name for name, _ in program.outputs} | {source for _, source in program.stores}
     readers: dict[str, list[Step]] = defaultdict(list)
@@ -38,8 +43,8 @@ def inline(program: Program, machine: Machine = CPU) -> Program:
             step = substituted(step, bodies)
             price = _price(step, machine)
             ends_sums = machine.has_grid and _ends_reductions(step, sums, readers[step.name])
-            is_kept = step.name in kept
-            if step.how is None and not ends_sums and _repeats(step, readers[step.name], price, is_kept, machine):
+            stays = step.how is not None or ends_sums or depth(step.body) > DEEPEST
+            if not stays and _repeats(step, readers[step.name], price, step.name in kept, machine):
                 bodies[step.name] = step
         steps.append(step)
     return without_dead_definitions(dataclasses.replace(program, steps=steps))
