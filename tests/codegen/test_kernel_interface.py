@@ -227,11 +227,6 @@ def logic(t: Table) abi("C"):
 
 
 @export
-def turned(t: Table) abi("C"):
-    turn_block(t.pointer[i16](0), t.pointer[i16](1), 3, 20, t.int(2), t.int(3))
-
-
-@export
 def shared(t: Table) abi("C"):
     var n = t.int(1)
     var i = share_begin(n, 16)
@@ -275,6 +270,9 @@ def _source() -> str:
                 f"    store(t.pointer[{d}](0), {k}, {name}(load[{w}](t.pointer[{d}](1), 0)))\n"
                 for k, w in enumerate((1, 4, 16))
             ]
+    for d in TYPES:
+        parts.append(f'@export\ndef turned_{d}(t: Table) abi("C"):\n')
+        parts.append(f"    turn_block(t.pointer[{d}](0), t.pointer[{d}](1), 3, 20, t.int(2), t.int(3))\n")
     return "\n".join(parts)
 
 
@@ -660,9 +658,10 @@ def test_the_digest_is_of_all_forms() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(16, 16), (16, 5), (9, 16), (1, 1), (11, 13)])
 def test_turned_blocks(kernels: Kernels, rows: int, columns: int) -> None:
     """A lane without a row of its own has the last one's; what is behind the vectors is left."""
-    x = torch.arange(400, dtype=torch.int16)
-    block = torch.zeros(256, dtype=torch.int16)
-    kernels("turned", block, x, rows, columns)
-    lines = x[3:].as_strided((rows, columns), (20, 1), 3)
-    wanted = lines[torch.arange(16).clamp(max=rows - 1)].t()
-    assert torch.equal(block.view(16, 16)[:columns], wanted)
+    for d, dtype in TYPES.items():
+        x = (torch.arange(400) % 113).to(dtype)
+        block = torch.zeros(256, dtype=dtype)
+        kernels(f"turned_{d}", block, x, rows, columns)
+        lines = x.as_strided((rows, columns), (20, 1), 3)
+        wanted = lines[torch.arange(16).clamp(max=rows - 1)].t()
+        assert torch.equal(block.view(16, 16)[:columns], wanted), d

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -134,18 +134,20 @@ def test_a_transpose_of_few_rows_is_shared_among_threads(tmp_path: Path) -> None
 
 
 TURNED = [(16, 16), (48, 32), (33, 21), (17, 100), (200, 5), (3, 50)]
-SHORT_DTYPES = [torch.bfloat16, torch.float16, torch.int16]
+TURNED_DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
 
 
 @pytest.mark.sampled
-def test_a_transpose_of_short_elements_is_turned_in_registers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", TURNED_DTYPES, ids=str)
+def test_a_transpose_is_turned_in_registers(dtype: torch.dtype, tmp_path: Path) -> None:
     """Whatever is left of blocks of 16 x 16; what is read in the order of the stores is read as ever."""
 
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return (pointwise(lambda a, b: a * 2 - b, views.transpose(x, 0, 1), y),)
+        f = operator.xor if dtype is torch.bool else lambda a, b: a * 2 - b
+        return (pointwise(f, views.transpose(x, 0, 1), y),)
 
     made = []
-    for (m, n), dtype in itertools.product(TURNED, SHORT_DTYPES):
+    for m, n in TURNED:
         made.append(program(both, numbers(m, n, dtype=dtype), numbers(n, m, dtype=dtype)))
         text = made[-1].written().source
         assert ("turn_block(" in text) == (m > 8 and n > 3)
@@ -153,9 +155,17 @@ def test_a_transpose_of_short_elements_is_turned_in_registers(tmp_path: Path) ->
     check_generated(made, list(map(check_passes, made)), tmp_path)
 
 
-def test_a_transpose_of_wide_elements_is_read_lane_by_lane() -> None:
-    made = program(lambda x: (views.transpose(x, 0, 1),), torch.zeros(64, 64))
-    assert "turn_block" not in made.written().source
+@pytest.mark.parametrize(
+    ("rows", "columns", "blocks"), [(1024, 512, 32), (1024, 300, 19), (1000, 512, 0), (1024, 24, 0)]
+)
+def test_a_transpose_whose_lines_push_each_other_out_is_written_in_blocks_of_rows(
+    rows: int, columns: int, blocks: int, tmp_path: Path
+) -> None:
+    """Addresses a multiple of 4096 bytes apart share places of the caches, which have 32 of them."""
+    made = program(lambda x: (views.transpose(x, 0, 1),), numbers(rows, columns, dtype=torch.float32))
+    found = re.search(r"kernel over i\d+p:(\d+), i\d+:1024 in vectors:", str(schedule(made.program)))
+    assert (int(found[1]) if found else 0) == blocks
+    check_generated([made], [check_passes(made)], tmp_path)
 
 
 def test_sums_of_columns_are_in_a_kernel_of_their_own_where_rows_are_short() -> None:

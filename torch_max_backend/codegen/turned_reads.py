@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import torch
-
+from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.codegen.expression_writer import reach
 from torch_max_backend.loops.expr import Guarded, Load, Scalar
 from torch_max_backend.loops.index import Computed, Index, Var
@@ -21,8 +20,6 @@ SHORTEST = 4
 """Iterations of a loop from which blocks are faster than lanes one by one."""
 MOST = 4
 """Blocks at a time, which stay in the first cache with what is written."""
-DTYPES = (torch.bfloat16, torch.float16, torch.int16)
-"""Elements that take longer to put into lanes one by one. Wider ones wait for memory, whichever way they are read."""
 
 
 def turned_reads(stage: StageNest, v: Var, along: Var) -> list[tuple[str, Index]]:
@@ -32,7 +29,7 @@ def turned_reads(stage: StageNest, v: Var, along: Var) -> list[tuple[str, Index]
     own = {s.name for s in stage.statements}
     found: dict[tuple[str, Index], None] = {}
     for x in _unguarded([e for s in stage.statements for e in s.expressions]):
-        if x.source in own or x.dtype not in DTYPES:
+        if x.source in own or x.dtype in FLOAT8:
             continue
         address = x.index[0]
         if not _is_sum_of_loops(address) or address.coefficient(v) != 1:

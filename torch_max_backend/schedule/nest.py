@@ -21,6 +21,11 @@ LANES = 16
 """Elements of a vector, whatever their dtype: the registers of a processor hold them as one or several."""
 LINE = 64
 """Bytes that memory gives at once."""
+WAY, WAYS = 4096, 32
+"""Bytes: addresses that are a multiple of this apart have the same place in a cache, of which there are so many at most
+in the first and the second one together."""
+BLOCK = 16
+"""Rows that a transpose writes side by side, where all of them would push each other out of these places."""
 ONE_BY_ONE, STORE, CHAINED, MISS = 0.5, 1.5, 3.0, 2.0
 """Cycles: of an operation that is in no vector; of a store, against a load's 1; of waiting for the sum before; and of a
 line that is not near."""
@@ -28,6 +33,7 @@ GATHERED = 4
 """Bytes of an element, at least, that processors load from places of their own for all lanes at once."""
 FEW = 4
 """Parts, at least, that a kernel should have for its threads."""
+
 SLICE = 4096
 """Elements of an elementwise loop that a thread takes at a time."""
 FAR = 2
@@ -520,10 +526,8 @@ def _elementwise(n: Nest) -> Nest:
         inner = dataclasses.replace(stage, free=(v,))
         return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, None)
     across = _read_across(n, v) if _has_no_conditions(v, stage) else None
-    if across is not None:  # a transpose: blocks of ``v``, inside them the variable along which reads are neighbours
-        inner = dataclasses.replace(stage, free=(across,))
-        made = Nest(tuple(w for w in n.outer if w != across), (inner,))
-        return dataclasses.replace(_sliced(made, across, None), vector=v)
+    if across is not None:
+        return _transposed(n, v, across)
     inner = dataclasses.replace(stage, free=(v,), vector=v)
     return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, v)
 
@@ -538,6 +542,38 @@ def _read_across(n: Nest, v: Var) -> Var | None:
     return None
 
 
+def _transposed(n: Nest, v: Var, across: Var) -> Nest:
+    """Vectors along ``v``, and inside them the variable along which reads are neighbours.
+
+    Where the lines that this writes push each other out of the first cache, blocks of rows are written, each from its
+    begin to its end.
+    """
+    (stage,) = n.stages
+    rest = [w for w in n.outer if w != across]
+    if not any(_share_places(s, across) for s in stage.statements):
+        made = Nest(tuple(rest), (dataclasses.replace(stage, free=(across,)),))
+        return dataclasses.replace(_sliced(made, across, None), vector=v)
+    p, q, statements = _cut(stage.statements, across, BLOCK)
+    rest.insert(rest.index(v), p)
+    return Nest(tuple(rest), (StageNest((q,), (), statements, None),), vector=v)
+
+
+def _share_places(s: Statement, v: Var) -> bool:
+    """Whether too many of the lines that a loop over ``v`` writes have the same place in the first cache."""
+    if s.address is None or not isinstance(v.size, int):
+        return False
+    apart = math.gcd(s.address.coefficient(v) * s.dtype.itemsize, WAY)
+    return apart >= LINE and v.size > WAY // apart * WAYS
+
+
+def _cut(statements: tuple[Statement, ...], v: Var, chunk: int) -> tuple[Var, Var, tuple[Statement, ...]]:
+    """A loop as two: over chunks, and over what is in each."""
+    size = Index.of(v.size)
+    p = sized(f"{v.name}p", (size + (chunk - 1)) // chunk)
+    q = sized(f"{v.name}q", least(Index.of(chunk), size - Index.of(p) * chunk))
+    return p, q, substituted(statements, {v: Index.of(p) * chunk + q})
+
+
 def _sliced(n: Nest, v: Var, vector: Var | None) -> Nest:
     """Cut a long inner loop in slices, so that there are enough for the threads."""
     (stage,) = n.stages
@@ -546,8 +582,6 @@ def _sliced(n: Nest, v: Var, vector: Var | None) -> Nest:
     if size.bounds[1] < 2 * SLICE or not size.is_fixed or (others >= 64 and (known or size.is_constant)):
         return n
     chunk = max(SLICE, -(-size.constant * others // 64 // LANES) * LANES) if size.is_constant and known else SLICE
-    p = sized(f"{v.name}p", (size + (chunk - 1)) // chunk)
-    q = sized(f"{v.name}q", least(Index.of(chunk), size - Index.of(p) * chunk))
-    statements = substituted(stage.statements, {v: Index.of(p) * chunk + q})
+    p, q, statements = _cut(stage.statements, v, chunk)
     stage = StageNest((q,), (), statements, q if vector is not None else None)
     return Nest((*n.outer, p), (stage,))
