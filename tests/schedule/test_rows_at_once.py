@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from tests.codegen.test_written_source import program
 from tests.support.loop_programs import LoopProgram, check_generated, check_passes
-from torch_max_backend.loops.expr import cast
+from torch_max_backend.loops.expr import cast, op
 from torch_max_backend.loops.tensor import Tensor, define, reduce
 from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.plan import schedule
-from torch_max_backend.schedule.rows_at_once import ROWS
+from torch_max_backend.schedule.rows_at_once import ROWS, VECTORS
 
 
 def product_and_more(w: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -122,3 +122,33 @@ def test_vectors_for_several_rows_are_right(sizes: tuple[int, int, int], tmp_pat
 def test_vectors_for_one_row(sizes: tuple[int, int, int]) -> None:
     m, k, n = sizes
     assert nest_of(program(matrix_product, torch.zeros(m, k), torch.zeros(k, n))).rows == 1
+
+
+def of_columns(x: Tensor) -> tuple[Tensor, ...]:
+    """What a softmax down the columns does, and the columns' sums."""
+    largest = reduce("maximum", x.shape[1:], x.shape[:1], lambda i, over: x.at((*over, *i)))
+    scaled = define(x.shape, x.dtype, lambda i: op("sub", x.at(i), largest.at(i[1:])))
+    sums = reduce("sum", x.shape[1:], x.shape[:1], lambda i, over: scaled.at((*over, *i)))
+    return define(x.shape, x.dtype, lambda i: op("add", scaled.at(i), sums.at(i[1:]))), sums
+
+
+def whole_numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+@pytest.mark.parametrize(("shape", "rows"), [
+    ((64, 128), VECTORS), ((64, 300), VECTORS), ((64, 100), 1), ((7, 128), 1), ((64, 20, 64), VECTORS),
+])  # fmt: skip
+def test_columns_far_apart_are_taken_side_by_side(shape: tuple[int, ...], rows: int) -> None:
+    nests = [n for n in schedule(program(of_columns, torch.zeros(shape)).program).steps if isinstance(n, Nest)]
+    assert {n.rows for n in nests} == {rows}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32], ids=str)
+def test_columns_side_by_side_are_right(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Whatever is left of four vectors; where there are so many rows that they are reduced in parts, too."""
+    shapes = [(64, 128), (64, 300), (40, 20, 70), (5000, 130)]
+    smooth = dtype is torch.bfloat16  # which holds no larger whole numbers
+    programs = [program(of_columns, whole_numbers(*shape, dtype=dtype), smooth=smooth) for shape in shapes]
+    assert any("_parts" in str(schedule(p.program)) for p in programs)
+    check_generated(programs, [check_passes(p) for p in programs], tmp_path)

@@ -28,6 +28,8 @@ COMBINE = {
     "minimum": "minimum",
 }
 """The operation on two values by which each combiner works."""
+_ONE_MORE = {"maximum": "maximum_so_far", "minimum": "minimum_so_far"}
+"""The same, where an accumulator takes one more value."""
 _EXTREMES = ("maximum", "minimum", "argmax", "argmin")
 _ACROSS = {
     "sum": "reduce_add",
@@ -136,7 +138,7 @@ class AccumulatorWriter(ExpressionWriter):
                 value = self._log_add_exp(name, value, lanes)
                 self._line(f"{name} = {value}")
                 return
-            self._line(f"{name} = {COMBINE[s.combiner]}({name}, {value})")
+            self._line(f"{name} = {_ONE_MORE.get(s.combiner, COMBINE[s.combiner])}({name}, {value})")
             return
         position = self._widened(self._from_index(s.place), lanes)
         beyond = better(s, value, name)

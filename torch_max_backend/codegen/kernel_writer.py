@@ -15,6 +15,7 @@ from torch_max_backend.loops.expr import SHORT, Checked, Const, Guarded, Load, S
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule.nest import Nest, OwnRow, StageNest, Statement, lanes_of
+from torch_max_backend.schedule.rows_at_once import tensor_of
 
 UNROLLED = 4
 """Accumulators of a reduction along memory: an addition takes several cycles, and these do not wait for each other."""
@@ -104,7 +105,8 @@ class KernelWriter(AccumulatorWriter):
         """Whether the iterations that are computed at once are all there, from the place at hand."""
         *_, last = self.nest.outer
         if self.nest.across == 1:
-            return f"{self.place[last]} + {self.nest.rows} <= {self._index(Index.of(last.size))}"
+            each = self._lanes_of(last) if last == self.nest.vector else 1
+            return f"{self.place[last]} + {self.nest.rows * each} <= {self._index(Index.of(last.size))}"
         around = self.nest.outer[-2]
         return (
             f"{self.place[last]} == 0 and {self.place[around]} + {self.nest.across} <= "
@@ -170,7 +172,7 @@ class KernelWriter(AccumulatorWriter):
             self._stages(stages)
             return
         size, start, lanes = self._index(Index.of(v.size)), self.place[v], self._lanes_of(v)
-        if _divides(v, lanes):
+        if _divides(v, lanes) or (self.rows > 1 and v == self.nest.outer[-1]):
             with self._along(v):
                 self._stages(stages)
             return
@@ -417,22 +419,23 @@ class KernelWriter(AccumulatorWriter):
     def _write(self, s: Statement, value: str, lanes: int) -> None:
         """Write a result to memory."""
         assert s.address is not None
+        name = tensor_of(s)
         step = self._step(s.address)
         if step == 0 or self.lanes == 1:
-            self._line(f"store({self.pointers[s.name]}, {self._index(s.address)}, {value})")
+            self._line(f"store({self.pointers[name]}, {self._index(s.address)}, {value})")
             return
-        wide, apart = self._widened((value, lanes), self.lanes), self.pointers[s.name]
-        if self.slots[s.name].dtype is torch.bfloat16 and step != 1:
+        wide, apart = self._widened((value, lanes), self.lanes), self.pointers[name]
+        if self.slots[name].dtype is torch.bfloat16 and step != 1:
             # of lanes one by one: Mojo's LLVM cannot select the store of one that it has put on the stack
             apart, wide = f"as_words({apart})", f"bitcast[u16]({wide})"
         if step is None:
             self._line(f"store_at({apart}, {self._index_vector(s.address)}, {wide})")
         elif step == 1 and self.masked:
-            where = f"{self.pointers[s.name]}, {self._index(s.address)}"
+            where = f"{self.pointers[name]}, {self._index(s.address)}"
             self._line(f"store_masked({where}, {self.masked}, {wide})")
         elif step == 1:
             store = self._whole("store", s.address)
-            self._line(f"{store}({self.pointers[s.name]}, {self._index(s.address)}, {wide})")
+            self._line(f"{store}({self.pointers[name]}, {self._index(s.address)}, {wide})")
         else:
             masked = ("_masked", f"{self.masked}, ") if self.masked else ("", "")
             self._line(f"store_strided{masked[0]}({apart}, {self._index(s.address)}, {step}, {masked[1]}{wide})")

@@ -553,7 +553,8 @@ def _transposed(n: Nest, v: Var, across: Var) -> Nest:
     if not any(_share_places(s, across) for s in stage.statements):
         made = Nest(tuple(rest), (dataclasses.replace(stage, free=(across,)),))
         return dataclasses.replace(_sliced(made, across, None), vector=v)
-    p, q, statements = _cut(stage.statements, across, BLOCK)
+    p, q = cut(across, BLOCK)
+    statements = substituted(stage.statements, {across: Index.of(p) * BLOCK + q})
     rest.insert(rest.index(v), p)
     return Nest(tuple(rest), (StageNest((q,), (), statements, None),), vector=v)
 
@@ -566,12 +567,11 @@ def _share_places(s: Statement, v: Var) -> bool:
     return apart >= LINE and v.size > WAY // apart * WAYS
 
 
-def _cut(statements: tuple[Statement, ...], v: Var, chunk: int) -> tuple[Var, Var, tuple[Statement, ...]]:
+def cut(v: Var, chunk: int) -> tuple[Var, Var]:
     """A loop as two: over chunks, and over what is in each."""
     size = Index.of(v.size)
     p = sized(f"{v.name}p", (size + (chunk - 1)) // chunk)
-    q = sized(f"{v.name}q", least(Index.of(chunk), size - Index.of(p) * chunk))
-    return p, q, substituted(statements, {v: Index.of(p) * chunk + q})
+    return p, sized(f"{v.name}q", least(Index.of(chunk), size - Index.of(p) * chunk))
 
 
 def _sliced(n: Nest, v: Var, vector: Var | None) -> Nest:
@@ -582,6 +582,7 @@ def _sliced(n: Nest, v: Var, vector: Var | None) -> Nest:
     if size.bounds[1] < 2 * SLICE or not size.is_fixed or (others >= 64 and (known or size.is_constant)):
         return n
     chunk = max(SLICE, -(-size.constant * others // 64 // LANES) * LANES) if size.is_constant and known else SLICE
-    p, q, statements = _cut(stage.statements, v, chunk)
+    p, q = cut(v, chunk)
+    statements = substituted(stage.statements, {v: Index.of(p) * chunk + q})
     stage = StageNest((q,), (), statements, q if vector is not None else None)
     return Nest((*n.outer, p), (stage,))
