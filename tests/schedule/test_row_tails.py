@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +21,14 @@ from torch_max_backend.schedule.plan import schedule
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 
 
-def rule(name: str, overload: str = "default") -> Callable[..., Tensor]:
+def rule(name: str, overload: str = "default") -> Callable[..., Any]:
     return rules()[getattr(getattr(torch.ops.aten, name), overload)]
 
 
 FUNCTIONS: dict[str, Function] = {
     "logsumexp": lambda x: (rule("logsumexp")(x, [x.rank - 1], False),),
     "deviation": lambda x: (rule("std", "correction")(x, [x.rank - 1], correction=1, keepdim=True),),
+    "layer norm": lambda x: rule("native_layer_norm")(x, [x.shape[x.rank - 1].constant], None, None, 1e-5),
     "sum and its logarithm": lambda x: sum_and_logarithm(x),
 }
 

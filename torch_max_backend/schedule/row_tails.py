@@ -45,8 +45,8 @@ def tails_in_vectors(n: Nest) -> Nest:
 
 
 def _is_plain(stage: StageNest) -> bool:
-    """Whether it reduces a row, or computes something once."""
-    return not stage.free and all(s.how is None for s in stage.statements)
+    """Whether it reduces a row, or computes something once or for each element."""
+    return not (stage.free and stage.reduced) and all(s.how is None for s in stage.statements)
 
 
 def _blocks(n: Nest, v: Var) -> Nest:
@@ -71,7 +71,7 @@ def _blocks(n: Nest, v: Var) -> Nest:
             )
 
         statements = tuple(map(statement, stage.statements))
-        return StageNest((q,), stage.reduced, statements, stage.vector if stage.inner else q)
+        return StageNest((q, *stage.free), stage.reduced, statements, stage.vector if stage.inner else q)
 
     return dataclasses.replace(
         n, outer=(*n.outer[:-1], p), stages=tuple(map(moved, n.stages)), own=tuple(kept.values())
