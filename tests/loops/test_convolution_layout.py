@@ -1,4 +1,5 @@
-"""Transposed convolutions have channels last in memory, also where their results leave, and give eager's."""
+"""Transposed convolutions, and those of groups of few channels, have channels last in memory, also where their results
+leave, and give eager's."""
 
 from __future__ import annotations
 
@@ -25,3 +26,23 @@ def test_a_result_that_leaves_is_copied_back_if_it_is_large(dtype: torch.dtype, 
     torch.testing.assert_close(given, wanted, **TOLERANCE[dtype])
     assert given.stride() == wanted.stride()
     assert reports()[-1].programs[0].launches == copies
+
+
+@pytest.mark.parametrize(("channels", "groups", "taps", "launches"), [
+    (8, 4, 3, 2), (8, 1, 3, 0), (64, 4, 3, 0), (8, 8, 3, 0), (8, 4, 1, 0),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_groups_of_few_channels(dtype: torch.dtype, channels: int, groups: int, taps: int, launches: int) -> None:
+    """The image is copied, and the result copied back."""
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((2, channels, 40, 40), (16, channels // groups, taps, taps), (16,))
+    x, w, b = (torch.randn(s, generator=generator).to(dtype) for s in sizes)
+
+    def convolved(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w, b, padding=taps // 2, groups=groups)
+
+    given, wanted = torch.compile(convolved, backend="max_backend", options=OPTIONS)(x, w, b), convolved(x, w, b)
+    torch.testing.assert_close(given, wanted, **TOLERANCE[dtype])
+    assert given.stride() == wanted.stride()
+    assert reports()[-1].programs[0].launches == launches

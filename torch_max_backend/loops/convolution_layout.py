@@ -61,9 +61,12 @@ class Convolution:
     @property
     def is_worth_copies(self) -> bool:
         """Whether channels last pay even where the result leaves and is copied back."""
-        return (
-            self.is_transposed and self.groups == 1 and math.prod(self.image) + math.prod(self.result) >= WORTH_A_COPY
-        )
+        if math.prod(self.image) + math.prod(self.result) < WORTH_A_COPY:
+            return False
+        if self.is_transposed:
+            return self.groups == 1
+        inside = self.image[1] // self.groups
+        return self.groups > 1 and 1 < inside < FEW_CHANNELS and math.prod(self.weight[2:]) > 1
 
     @property
     def orders_weight(self) -> bool:
