@@ -274,6 +274,11 @@ def _source() -> str:
     for d in TYPES:
         parts.append(f'@export\ndef turned_{d}(t: Table) abi("C"):\n')
         parts.append(f"    turn_block(t.pointer[{d}](0), t.pointer[{d}](1), 3, 20, t.int(2), t.int(3))\n")
+        for k in (2, 4):
+            vectors = ", ".join(f"load[16](t.pointer[{d}](1), {16 * j})" for j in range(k))
+            parts.append(f'@export\ndef in_{k}_turns_{d}(t: Table) abi("C"):\n')
+            parts.append(f"    store_{k}_in_turns(t.pointer[{d}](0), 1, {vectors})\n")
+            parts.append(f"    store_{k}_in_turns_masked(t.pointer[{d}](2), 1, t.int(3), {vectors})\n")
     return "\n".join(parts)
 
 
@@ -666,3 +671,16 @@ def test_turned_blocks(kernels: Kernels, rows: int, columns: int) -> None:
         lines = x.as_strided((rows, columns), (20, 1), 3)
         wanted = lines[torch.arange(16).clamp(max=rows - 1)].t()
         assert torch.equal(block.view(16, 16)[:columns], wanted), d
+
+
+@pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.parametrize("count", [1, 7, 16])
+def test_lanes_in_turns(kernels: Kernels, k: int, count: int) -> None:
+    for d, dtype in TYPES.items():
+        x = (torch.arange(16 * k) % 113).to(dtype)
+        whole, part = torch.zeros(2, 16 * k + 2, dtype=dtype)
+        kernels(f"in_{k}_turns_{d}", whole, x, part, count)
+        wanted = x.view(k, 16).t().flatten()
+        for got, lanes in ((whole, 16), (part, count)):
+            assert torch.equal(got[1 : 1 + k * lanes], wanted[: k * lanes]), d
+            assert not got[0] and not got[1 + k * lanes :].any(), d

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -394,7 +394,13 @@ class KernelWriter(AccumulatorWriter):
     # -- statements ------------------------------------------------------------------------------------------
     def _body(self, stage: StageNest, accumulators: Accumulators) -> None:
         """What the innermost loop does."""
-        for s in stage.statements:
+        left = list(stage.statements)
+        while left:
+            s = left.pop(0)
+            if neighbours := self._neighbours(s, left):
+                self._write_in_turns([s, *neighbours])
+                del left[: len(neighbours)]
+                continue
             if self.adds_products and s.combiner and self._added_product(s, accumulators[s.name]):
                 continue
             value = self._scalar(s.body)
@@ -439,6 +445,27 @@ class KernelWriter(AccumulatorWriter):
         else:
             masked = ("_masked", f"{self.masked}, ") if self.masked else ("", "")
             self._line(f"store_strided{masked[0]}({apart}, {self._index(s.address)}, {step}, {masked[1]}{wide})")
+
+    def _neighbours(self, s: Statement, after: Sequence[Statement]) -> Sequence[Statement]:
+        """The statements after ``s`` that write the lanes between those which it writes to every second or fourth
+        place, where registers have them all."""
+        step = None if s.address is None or self.lanes != SIDE else self._step(s.address)
+        if s.address is None or step not in (2, 4) or not self.turns:
+            return []
+        found = after[: step - 1]
+        places = [t.address for t in found if t.name == s.name and t.address is not None]
+        if places != [s.address + k for k in range(1, step)]:
+            return []
+        return found if all(isinstance(t.body, Load) and not t.body.index for t in (s, *found)) else []
+
+    def _write_in_turns(self, statements: Sequence[Statement]) -> None:
+        """Write vectors of neighbouring results as one, with the lanes of all in turns."""
+        address = statements[0].address
+        assert address is not None
+        values = [self._widened(self._scalar(s.body), self.lanes) for s in statements]
+        form, count = ("_masked", f"{self.masked}, ") if self.masked else ("", "")
+        given = f"{self.pointers[tensor_of(statements[0])]}, {self._index(address)}, {count}{', '.join(values)}"
+        self._line(f"store_{len(values)}_in_turns{form}({given})")
 
     def _hoist(self, stage: StageNest) -> None:
         """Compute here what the loops inside do not change. A load inside them might follow a store to its address."""

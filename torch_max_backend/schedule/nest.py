@@ -524,12 +524,12 @@ def _elementwise(n: Nest) -> Nest:
     if v is None or gain <= 0:
         v = n.outer[-1]
         inner = dataclasses.replace(stage, free=(v,))
-        return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, None)
+        return sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, None)
     across = _read_across(n, v) if _has_no_conditions(v, stage) else None
     if across is not None:
         return _transposed(n, v, across)
     inner = dataclasses.replace(stage, free=(v,), vector=v)
-    return _sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, v)
+    return sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, v)
 
 
 def _read_across(n: Nest, v: Var) -> Var | None:
@@ -552,7 +552,7 @@ def _transposed(n: Nest, v: Var, across: Var) -> Nest:
     rest = [w for w in n.outer if w != across]
     if not any(_share_places(s, across) for s in stage.statements):
         made = Nest(tuple(rest), (dataclasses.replace(stage, free=(across,)),))
-        return dataclasses.replace(_sliced(made, across, None), vector=v)
+        return dataclasses.replace(sliced(made, across, None), vector=v)
     p, q = cut(across, BLOCK)
     statements = substituted(stage.statements, {across: Index.of(p) * BLOCK + q})
     rest.insert(rest.index(v), p)
@@ -574,7 +574,7 @@ def cut(v: Var, chunk: int) -> tuple[Var, Var]:
     return p, sized(f"{v.name}q", least(Index.of(chunk), size - Index.of(p) * chunk))
 
 
-def _sliced(n: Nest, v: Var, vector: Var | None) -> Nest:
+def sliced(n: Nest, v: Var, vector: Var | None) -> Nest:
     """Cut a long inner loop in slices, so that there are enough for the threads."""
     (stage,) = n.stages
     others, size = cost.count(n.outer), Index.of(v.size)

@@ -13,6 +13,7 @@ from torch_max_backend.schedule.equal_definitions import without_equal_definitio
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.grid import grid_nest, grid_scatter
 from torch_max_backend.schedule.inline import inline
+from torch_max_backend.schedule.interleaved_stores import interleaved
 from torch_max_backend.schedule.kernel import Kernel, Layout
 from torch_max_backend.schedule.late_stores import with_late_stores
 from torch_max_backend.schedule.machine import CPU, Machine
@@ -81,8 +82,8 @@ def schedule(program: Program, machine: Machine = CPU) -> Schedule:
         elif isinstance(step.definitions[0].how, Scatter):
             steps += (grid_scatter if machine.has_grid else scatter_nests)(step.definitions[0], layouts)
         else:
-            made = grid_nest(step, layouts, local) if machine.has_grid else rows_at_once(nest(step, layouts, local))
-            steps.append(made)
+            made = grid_nest(step, layouts, local) if machine.has_grid else nest(step, layouts, local)
+            steps.append(made if machine.has_grid else rows_at_once(interleaved(made)))
     if machine.has_grid:
         steps = sharing_launches(steps, program.stores)
     else:

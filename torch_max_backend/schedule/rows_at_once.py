@@ -54,7 +54,7 @@ def rows_at_once(n: Nest) -> Nest:
     v = n.outer[-1]
     if cost.count([v]) < MANY or not any(_shares_reads(s, v) for s in n.stages) or _bounds_others(v, n):
         return n
-    return dataclasses.replace(n, rows=ROWS, several=_several(n.stages, [{v: Index.of(v) + k} for k in range(ROWS)]))
+    return dataclasses.replace(n, rows=ROWS, several=several(n.stages, [{v: Index.of(v) + k} for k in range(ROWS)]))
 
 
 def _block(n: Nest, v: Var) -> Nest:
@@ -68,7 +68,7 @@ def _block(n: Nest, v: Var) -> Nest:
         {w: Index.of(w) + k, v: Index.of(place)} for k in range(ACROSS) for place in range(size)
     ]
     outer = (*(u for u in others if u != w), w, v)
-    return dataclasses.replace(n, outer=outer, rows=len(places), across=ACROSS, several=_several(n.stages, places))
+    return dataclasses.replace(n, outer=outer, rows=len(places), across=ACROSS, several=several(n.stages, places))
 
 
 def _columns(n: Nest, v: Var) -> Nest:
@@ -79,7 +79,7 @@ def _columns(n: Nest, v: Var) -> Nest:
         return n
     outer = (*(u for u in n.outer if u not in (v, w)), v, w)
     places: list[dict[Atom, Index]] = [{w: Index.of(w) + k} for k in range(ROWS)]
-    return dataclasses.replace(n, outer=outer, rows=ROWS, several=_several(n.stages, places))
+    return dataclasses.replace(n, outer=outer, rows=ROWS, several=several(n.stages, places))
 
 
 def _vectors(n: Nest, v: Var) -> Nest:
@@ -90,7 +90,7 @@ def _vectors(n: Nest, v: Var) -> Nest:
     if not any(_reads_far_apart(s, v) for s in n.stages) or sum(len(s.statements) for s in n.stages) > MOST:
         return n
     places: list[dict[Atom, Index]] = [{v: Index.of(v) + lanes * k} for k in range(VECTORS)]
-    return dataclasses.replace(n, outer=(*others, v), rows=VECTORS, several=_several(n.stages, places))
+    return dataclasses.replace(n, outer=(*others, v), rows=VECTORS, several=several(n.stages, places))
 
 
 def _reads_far_apart(stage: StageNest, v: Var) -> bool:
@@ -141,7 +141,7 @@ def _shares_large_reads(stage: StageNest, v: Var) -> bool:
     return max(shared) >= LARGE and max(shared) >= FEW * max(own)
 
 
-def _several(stages: tuple[StageNest, ...], places: list[dict[Atom, Index]]) -> tuple[StageNest, ...]:
+def several(stages: tuple[StageNest, ...], places: list[dict[Atom, Index]]) -> tuple[StageNest, ...]:
     """The stages with each statement once for each of ``places``, which are values of outer variables.
 
     What a statement writes is kept in registers, and written after it: sums after their loop, elements inside of it.

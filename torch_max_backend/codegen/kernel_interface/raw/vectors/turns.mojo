@@ -31,6 +31,42 @@ def half_of_zip[d: DType](a: Vec[d, 16], b: Vec[d, 16], start: Vec[i64, 1]) -> V
 
 
 @always_inline("nodebug")
+def in_turns[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, 2 * w]:
+    """The lanes of two vectors in turns."""
+    return Vec[d, 2 * w](
+        __mlir_op.`pop.call_llvm_intrinsic`[
+            intrin=__mlir_attr.`"llvm.vector.interleave2" : !kgen.string`,
+            hasSideEffects=__mlir_attr.`false`,
+            _type=Vec[d, 2 * w].T,
+        ](a.v, b.v)
+    )
+
+
+@always_inline("nodebug")
+def store_2_in_turns[d: DType](p: Ptr[d], i: Int, a: Vec[d, 16], b: Vec[d, 16]):
+    store(p, i, in_turns(a, b))
+
+
+@always_inline("nodebug")
+def store_2_in_turns_masked[d: DType](p: Ptr[d], i: Int, count: Int, a: Vec[d, 16], b: Vec[d, 16]):
+    """The first `count` lanes of each."""
+    store_masked(p, i, 2 * count, in_turns(a, b))
+
+
+@always_inline("nodebug")
+def store_4_in_turns[d: DType](p: Ptr[d], i: Int, a: Vec[d, 16], b: Vec[d, 16], c: Vec[d, 16], e: Vec[d, 16]):
+    store(p, i, in_turns(in_turns(a, c), in_turns(b, e)))
+
+
+@always_inline("nodebug")
+def store_4_in_turns_masked[d: DType](
+    p: Ptr[d], i: Int, count: Int, a: Vec[d, 16], b: Vec[d, 16], c: Vec[d, 16], e: Vec[d, 16]
+):
+    """The first `count` lanes of each."""
+    store_masked(p, i, 4 * count, in_turns(in_turns(a, c), in_turns(b, e)))
+
+
+@always_inline("nodebug")
 def row_of[d: DType](p: Ptr[d], i: Int, step: Int, k: Int, rows: Int, columns: Int) -> Vec[d, 16]:
     """Row `k` of a block, or its last one, with zeros behind its columns."""
     var row = k

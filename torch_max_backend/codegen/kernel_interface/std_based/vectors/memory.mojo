@@ -173,3 +173,31 @@ def turn_block[d: DType](q: Ptr[d], p: Ptr[d], i: Int, step: Int, rows: Int, col
         var row = i + min(k, rows - 1) * step
         for j in range(columns):
             store(q, 16 * j + k, load[1](p, row + j))
+
+
+@always_inline("nodebug")
+def store_2_in_turns[d: DType](p: Ptr[d], i: Int, a: Vec[d, 16], b: Vec[d, 16]):
+    store_2_in_turns_masked(p, i, 16, a, b)
+
+
+@always_inline("nodebug")
+def store_2_in_turns_masked[d: DType](p: Ptr[d], i: Int, count: Int, a: Vec[d, 16], b: Vec[d, 16]):
+    """The first `count` lanes of each."""
+    store_strided_masked(p, i, 2, count, a)
+    store_strided_masked(p, i + 1, 2, count, b)
+
+
+@always_inline("nodebug")
+def store_4_in_turns[d: DType](p: Ptr[d], i: Int, a: Vec[d, 16], b: Vec[d, 16], c: Vec[d, 16], e: Vec[d, 16]):
+    store_4_in_turns_masked(p, i, 16, a, b, c, e)
+
+
+@always_inline("nodebug")
+def store_4_in_turns_masked[d: DType](
+    p: Ptr[d], i: Int, count: Int, a: Vec[d, 16], b: Vec[d, 16], c: Vec[d, 16], e: Vec[d, 16]
+):
+    """The first `count` lanes of each."""
+    store_strided_masked(p, i, 4, count, a)
+    store_strided_masked(p, i + 1, 4, count, b)
+    store_strided_masked(p, i + 2, 4, count, c)
+    store_strided_masked(p, i + 3, 4, count, e)
