@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,8 +29,6 @@ COMBINE = {
     "minimum": "minimum",
 }
 """The operation on two values by which each combiner works."""
-_ONE_MORE = {"maximum": "maximum_so_far", "minimum": "minimum_so_far"}
-"""The same, where an accumulator takes one more value."""
 _EXTREMES = ("maximum", "minimum", "argmax", "argmin")
 _ACROSS = {
     "sum": "reduce_add",
@@ -79,6 +78,8 @@ class AccumulatorWriter(ExpressionWriter):
 
     reducing: tuple[Var, ...] = ()
     """The reduced variables of the stage at work."""
+    one_more: Mapping[str, str] = {**COMBINE, "maximum": "maximum_so_far", "minimum": "minimum_so_far"}
+    """The operation by which an accumulator takes one more value."""
 
     def _accumulators(self, stage: StageNest, lanes: int) -> Accumulators:
         """New accumulators for what a stage reduces or scans."""
@@ -138,7 +139,7 @@ class AccumulatorWriter(ExpressionWriter):
                 value = self._log_add_exp(name, value, lanes)
                 self._line(f"{name} = {value}")
                 return
-            self._line(f"{name} = {_ONE_MORE.get(s.combiner, COMBINE[s.combiner])}({name}, {value})")
+            self._line(f"{name} = {self.one_more[s.combiner]}({name}, {value})")
             return
         position = self._widened(self._from_index(s.place), lanes)
         beyond = better(s, value, name)
