@@ -330,3 +330,19 @@ def test_programs_that_were_wrong(cut: bool, tmp_path: Path, monkeypatch: pytest
 
 if __name__ == "__main__":
     GOLDEN.write_text(softmax_as_text())
+
+
+def test_the_first_thread_does_not_wait_for_itself(tmp_path: Path) -> None:
+    """A long sum in parts of all threads, the sum of these, and what is made of it, which all threads read again."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        total = reduce.over("maximum", x, [0])
+        return define((), x.dtype, lambda _: total.at(())), pointwise(lambda a, b: a - b, x, total)
+
+    made = program(function, numbers(300_000, dtype=torch.float32))
+    source = made.written().source
+    segment = source[source.index("def segment0") :]
+    kernels = [line.strip()[:6] for line in segment.splitlines()[1:] if line.strip()]
+    assert kernels == ["kernel", "barrie", "kernel", "kernel", "barrie", "kernel"]
+    assert source.count("if thread_index() == 0:") == 2
+    check_generated([made], [check_passes(made)], tmp_path)

@@ -107,12 +107,13 @@ class Source:
             memory: Where each tensor lies: two that overlap need a barrier between them.
         """
         lines: list[str] = []
-        since: list[tuple[str, bool]] = []
+        since: list[tuple[str, bool, bool]] = []
         numbers: dict[Index, int] = {}
         for nest in nests:
             name, kernel = self._texts.add(nest, slots)
-            touches = touched(nest)
-            if any(_meet(memory[a], memory[b]) and (x or y) for a, x in since for b, y in touches):
+            is_alone = not nest.outer  # the first thread runs it, and needs not wait for itself
+            touches = [(tensor, writes, is_alone) for tensor, writes in touched(nest)]
+            if any(_need_order(x, y) and _meet(memory[x[0]], memory[y[0]]) for x in since for y in touches):
                 lines.append("    barrier()")
                 since = []
             since += touches
@@ -134,6 +135,11 @@ class Source:
 def _meet(a: Extent, b: Extent) -> bool:
     """Whether two pieces of memory may have a byte in common."""
     return a[0] == b[0] and (b[2] - a[1]).bounds[1] > 0 and (a[2] - b[1]).bounds[1] > 0
+
+
+def _need_order(x: tuple[str, bool, bool], y: tuple[str, bool, bool]) -> bool:
+    """Whether one of two uses of memory writes, and the first thread does not do both."""
+    return (x[1] or y[1]) and not (x[2] and y[2])
 
 
 def touched(nest: Nest) -> list[tuple[str, bool]]:
