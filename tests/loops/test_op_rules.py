@@ -237,6 +237,10 @@ ROWS: list[Row] = [
     ("a value twice", lambda x: (lambda y: (y, y))(x + 1), [randn(3)]),
     ("a value and its view", lambda x: (lambda y: (y, y.view(6), y[0]))(x + 1), [randn(2, 3)]),
     ("constants", lambda x: (torch.full((2, 3), 7), torch.arange(5), torch.zeros(2), x + torch.ones(3)), [randn(3)]),
+    *(
+        (f"linspace of {dtype}", lambda x, dtype=dtype: [torch.linspace(*ends, dtype=dtype) for ends in [(4.3, 50, 50), (0, 7, 50), (5, -9.9, 33), (2, 9, 1), (2, 9, 2), (0, 1, 0)]] + [x + 1], [randn(3)])
+        for dtype in (torch.int64, torch.int8, torch.float32, torch.float64, torch.bfloat16)
+    ),
     ("nothing computed", lambda x: (torch.zeros(2, 0), x * 1), [randn(2)]),
     # what is written in place
     ("add_", lambda x: x.add_(1), [randn(4)]),

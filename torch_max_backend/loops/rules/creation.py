@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import cast, from_index
-from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.expr import Scalar, cast, compare_index, constant, from_index, op, select
+from torch_max_backend.loops.index import Index, greatest
 from torch_max_backend.loops.rules.registry import aten, prims, rule
 from torch_max_backend.loops.tensor import Tensor, number
 
@@ -48,6 +48,31 @@ def ones_like(self: Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> 
 @rule(prims.iota.default)
 def iota(length: Any, start: Any, step: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
     return Tensor((Index.of(length),), dtype, lambda index: cast(from_index(Index.of(start) + index[0] * step), dtype))
+
+
+# linspace(Scalar start, Scalar end, int steps, *, ScalarType? dtype=None, ...) -> Tensor
+@rule(aten.linspace.default)
+def linspace(start: Any, end: Any, steps: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    """Counted from ``start`` in the first half and from ``end`` in the second, as ATen's kernel for a CPU does.
+
+    The ends are of the result's dtype before that: of whole numbers between 4.3 and 50 the first is 4, and they are
+    counted from 4. Their step is in float64, that of others in their own dtype.
+    """
+    found = dtype or torch.get_default_dtype()
+    narrow = torch.float64 if not found.is_floating_point else found
+    wide = torch.float32 if found in (torch.float16, torch.bfloat16) else narrow
+    first, last = (cast(number(x, found), wide) for x in (start, end))
+    length = Index.of(steps)
+    count = op("maximum", constant(length - 1, wide), constant(1, wide))  # one number is the first one
+    step = cast(cast((last - first) / count, narrow), wide)
+    half = greatest(length // 2, Index.of(1))
+
+    def at(index: Sequence[Index]) -> Scalar:
+        up = first + step * cast(from_index(index[0]), wide)
+        down = last - step * cast(from_index(length - 1 - index[0]), wide)
+        return cast(select(compare_index("lt", index[0], half), up, down), found)
+
+    return Tensor((length,), found, at)
 
 
 # empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, ..., MemoryFormat? memory_format=None) -> Tensor
