@@ -36,7 +36,8 @@ def test_gradients(rank: int, dtype: torch.dtype) -> None:
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 3]
     model = nn.Sequential(kind(6, 10, 1), nn.Tanh(), kind(10, 4, 1, bias=False), nn.Tanh()).to(dtype)
     x = torch.randn(3, 6, *(5, 4, 2)[: rank - 2], dtype=dtype)
-    assert calls_of(model, x) == {"ATen aten.mm.default": 3}
+    calls = {"ATen aten.mm.default": 3} if dtype is torch.float32 else {}  # small ones of 16 bits are loops
+    assert calls_of(model, x) == calls
 
 
 def test_gradients_with_channels_last() -> None:
