@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES, STARTS, WAITS
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.capture.fake_tensors import tensors_of
-from torch_max_backend.loops import onednn_products, pointwise_convolution, small_products
+from torch_max_backend.loops import pointwise_convolution, small_products
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load
 from torch_max_backend.loops.index import Index, Var
@@ -33,8 +33,6 @@ class LibraryCalls:
     """Dtypes of convolutions for which channels may be put last."""
     row_bytes = 1
     """At multiples of how many bytes rows begin in a tensor that may lie in any way."""
-    has_onednn = True
-    """Whether oneDNN may compute products."""
     adds_bias = False
     """Whether the bias of the convolution at work is a loop's."""
 
@@ -100,9 +98,6 @@ class LibraryCalls:
                 return self._reference(target, x)
             return type(x)(as_ref(v) for v in x) if isinstance(x, list | tuple) else x
 
-        linear = onednn_products.as_linear(target, args, kwargs) if self.has_onednn else None
-        if linear is not None:
-            target, args = linear
         many = isinstance(promise, list | tuple)
         image = self._convolution(args, promise) if target is torch.ops.aten.convolution.default else None
         if target in COLLECTIVES:
@@ -113,7 +108,7 @@ class LibraryCalls:
         placed = dict(enumerate(image[:2])) if image is not None else {}
         if target in PACKED_CONVOLUTIONS:  # oneDNN would copy any other image
             placed = {0: self._ordered(args[0])}
-        elif target in PACKED_LINEARS and linear is None:
+        elif target in PACKED_LINEARS:
             placed = {0: self._contiguous(args[0])}
         refs = [placed[k] if k in placed else as_ref(a) for k, a in enumerate(args)]
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
