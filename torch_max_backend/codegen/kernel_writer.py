@@ -306,7 +306,7 @@ class KernelWriter(AccumulatorWriter):
             with self._block(f"while {j} < {columns}:"):
                 self.place[v] = f"({name} + {j})"
                 self.in_turns = {read: f"{block}, {SIDE} * {j}" for read, block in zip(reads, blocks, strict=True)}
-                self._body(stage, {})
+                self._body(stage, self.scanned)
                 self.in_turns = {}
                 self._line(f"{j} += 1")
             del self.place[v]

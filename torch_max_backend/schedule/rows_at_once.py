@@ -185,7 +185,8 @@ def _at(s: Statement, values: dict[Atom, Index], k: int, own: set[str]) -> State
 
 def tensor_of(s: Statement) -> str:
     """The tensor that a statement writes, whichever of several iterations it is for."""
-    return s.name.partition(".")[0]
+    name, _, place = s.name.rpartition(".")
+    return name if place.isdigit() else s.name
 
 
 def _store_of(s: Statement, row: Statement) -> Statement:
