@@ -18,6 +18,7 @@ from torch_max_backend.schedule.plan import schedule
 
 pytestmark = pytest.mark.any_runner("loop programs, of which nothing is run")
 
+aten = torch.ops.aten
 F = torch.nn.functional
 HALF = {"dtype": torch.bfloat16, "device": "cuda"}
 
@@ -230,6 +231,33 @@ def test_a_mask_that_is_computed_has_rows_that_torch_does_not_copy(program_of: C
     (call,) = calls(program_of(function, half(2, 4, 49, 64), half(49, 49, 4)))
     assert [int(s.constant) for s in call.args[3].sizes] == [1, 4, 49, 49]
     assert [int(s.constant) for s in call.args[3].strides[1:]] == [49 * 64, 64, 1]
+
+
+@pytest.mark.parametrize("length", [197, 13])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("is_computed", [True, False], ids=["computed", "given"])
+def test_efficient_attention_reads_a_bias_at_aligned_rows(
+    program_of: Callable[..., Program], length: int, dtype: torch.dtype, is_computed: bool
+) -> None:
+    """Torch pads a bias for that, and takes a view; the view is of no use if the padding is not in memory."""
+
+    def function(q: torch.Tensor, bias: torch.Tensor, gradient: torch.Tensor) -> Any:
+        bias = bias.sin() if is_computed else bias
+        added = F.pad(bias, [0, -length % 16])[..., :length]
+        y, *saved = aten._scaled_dot_product_efficient_attention(q, q, q, added, True, 0.0, False)
+        inputs = (True, True, True, True)
+        back = aten._scaled_dot_product_efficient_attention_backward(
+            gradient, q, q, q, added, y, *saved, 0.0, inputs, False
+        )
+        return y, back
+
+    q = lambda: torch.empty(2, 4, length, 64, device="cuda", dtype=dtype)  # noqa: E731
+    bias = lambda: torch.empty(2, 4, length, length, device="cuda", dtype=dtype)  # noqa: E731
+    forward, backward = calls(program_of(function, q, bias, q))
+    for mask in (forward.args[3], backward.args[4]):
+        assert [int(n.constant) for n in mask.sizes] == [2, 4, length, length]
+        *outer, last = (int(s.constant) for s in mask.strides)
+        assert last == 1 and all(s % 8 == 0 for s in outer)
 
 
 def test_attention_lies_as_its_queries(program_of: Callable[..., Program]) -> None:

@@ -5,7 +5,7 @@
 - cuBLASLt's fast kernels for 16-bit floats take sizes that are multiples of 16 bytes, and rows that begin at such.
   Where it pays, factors get zeros, and the rows of what loops write for a product are put so far apart.
 - Attention reads neighbours along the last dimension, and a mask of booleans as one of floats, which a loop makes,
-  in rows that begin at multiples of 16 elements.
+  in rows that begin at multiples of 16 elements: efficient attention refuses others.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch_max_backend.loops.convolution_layout import (
     CudnnConvolution,
     cudnn_dtypes,
 )
-from torch_max_backend.loops.expr import constant, select
+from torch_max_backend.loops.expr import constant, select, variables
 from torch_max_backend.loops.from_region import FromRegion
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import ATTENTION, scans_on_a_gpu
-from torch_max_backend.loops.library_calls import CONVOLUTIONS, source_of
+from torch_max_backend.loops.library_calls import CONVOLUTIONS, source_of, variables_of
 from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops
 from torch_max_backend.loops.program import Ref, dense_strides
 from torch_max_backend.loops.rules.registry import rule_of
@@ -48,6 +48,11 @@ ROW = 8
 """Elements of 16 bits in 16 bytes."""
 MASK_ROW = 16
 """Elements at multiples of which rows of a mask begin, or torch copies it for efficient attention."""
+ADDED_BY_EFFICIENT_ATTENTION = {
+    aten._scaled_dot_product_efficient_attention.default: 3,
+    aten._scaled_dot_product_efficient_attention_backward.default: 4,
+}
+"""Which argument is added to scores."""
 HEADS_BEHIND_POSITIONS = (0, 2, 1, 3)
 """The order in memory of the dimensions of what efficient attention returns."""
 SHORTEST, LARGE = 64, 2**16
@@ -123,6 +128,8 @@ class OnGpu(FromRegion):
             args = [*args[:3], self._mask(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
             kwargs = {k: self._mask(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
             return self._call(target, args, kwargs, promise, [self._attention(args[0], args[2], promise)])
+        if (k := ADDED_BY_EFFICIENT_ATTENTION.get(target)) is not None and isinstance(args[k], Tensor):
+            args = [*args[:k], self._at_aligned_rows(args[k]), *args[k + 1 :]]
         return self._call(target, args, kwargs, promise)
 
     def _attention_of_four(self, args: Sequence[Any], kwargs: Mapping[str, Any], promise: torch.Tensor) -> Tensor:
@@ -157,6 +164,21 @@ class OnGpu(FromRegion):
         if found is None or (found.strides[-1] != 1 and mask.shape[-1] != 1):
             found = self._in_place(self._defined(mask), multiple=MASK_ROW, shortest=1)
         return found
+
+    def _at_aligned_rows(self, x: Tensor) -> Ref:
+        """``x`` in rows that begin at multiples of ``MASK_ROW`` elements, copied with zeros between them unless it lies
+        so. Of what is the same for all of a dimension's indices, one is copied."""
+        found = self._in_place(x, multiple=MASK_ROW, shortest=0)
+        if found is not None and found.strides[-1] == 1 and all(_is_multiple(s, MASK_ROW) for s in found.strides[:-1]):
+            return found
+        indices = variables_of(x)
+        used = variables(x.at(tuple(map(Index.of, indices))))
+        repeats = [v not in used for v in indices[:-1]] + [False]
+        one = tuple(Index.of(1) if same else n for same, n in zip(repeats, x.shape, strict=True))
+        gap = Index.of(MASK_ROW - 1) - (x.shape[-1] + MASK_ROW - 1) % MASK_ROW
+        padded = self._ref(self._with_zeros(Tensor(one, x.dtype, x.at), [0, gap]))
+        strides = tuple(Index.of(0) if same else s for same, s in zip(repeats, padded.strides, strict=True))
+        return Ref(padded.name, x.shape, strides, padded.offset)
 
     def _attention(self, queries: Tensor, values: Tensor, promise: torch.Tensor) -> Shape | None:
         """The strides of attention's result, by the kernel that torch takes: flash and cuDNN's attention, whose results
@@ -211,7 +233,7 @@ class OnGpu(FromRegion):
         strides = padded.strides[::-1] if turned else padded.strides
         return Ref(padded.name, tuple(map(Index.of, sizes)), strides, padded.offset)
 
-    def _with_zeros(self, x: Tensor, padding: Sequence[int]) -> Tensor:
+    def _with_zeros(self, x: Tensor, padding: Sequence[int | Index]) -> Tensor:
         """``x`` in memory of its own, with zeros as ``aten.constant_pad_nd`` has them."""
         pad = rule_of(aten.constant_pad_nd.default)
         assert pad is not None
@@ -304,6 +326,11 @@ def _viewed(node: Any) -> fx.Node:
     while node.target in _WHOLE_VIEWS:
         node = node.args[0]
     return node
+
+
+def _is_multiple(x: Index, of: int) -> bool:
+    """Whether a number is known to be a multiple."""
+    return x % of == 0
 
 
 def _even(size: int) -> int:
