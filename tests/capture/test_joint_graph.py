@@ -51,6 +51,59 @@ def test_a_written_out_gelu_saves_its_input_alone() -> None:
     assert only.shape == (8, 8)
 
 
+NORMS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "layer": lambda x, w, b: F.layer_norm(x.movedim(1, -1), [8], w, b).movedim(-1, 1),
+    "group": lambda x, w, b: F.group_norm(x, 2, w, b),
+    "batch": lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+    "batch with running statistics": lambda x, w, b: F.batch_norm(x, b.detach(), w.detach().exp(), w, b),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=list(NORMS))
+def test_an_activation_behind_a_norm_saves_its_input_alone(norm: Callable[..., torch.Tensor]) -> None:
+    """Beside the statistics, and what is behind the activation, which a product reads."""
+    parameters = [torch.randn(*shape, requires_grad=True) for shape in ((8, 8), (8,), (8,))]
+
+    def function(x: torch.Tensor, u: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.silu(norm(x * x, w, b)).movedim(1, -1) @ u
+
+    x = torch.randn(4, 8, 5, 5, requires_grad=True)
+    large = [t for t in saved(function, x, *parameters) if t.numel() >= x.numel()]
+    assert len(large) == 2, [t.shape for t in large]
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=list(NORMS))
+def test_the_forward_has_the_norm_itself(norm: Callable[..., torch.Tensor]) -> None:
+    def joint(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.silu(norm(x, w, b))
+
+    inputs = [torch.randn(*shape, requires_grad=True) for shape in ((4, 8, 5, 5), (8,), (8,))]
+    found: list[fx.GraphModule] = []
+
+    def noted(gm: fx.GraphModule, _: list[Any]) -> fx.GraphModule:
+        found.append(gm)
+        return gm
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=noted, bw_compiler=noted, partition_fn=partition)
+    result = torch.compile(joint, backend=backend, fullgraph=True)(*inputs)
+    torch.testing.assert_close(result, joint(*inputs))
+    gradient = torch.randn_like(result)
+    wanted = torch.autograd.grad(joint(*inputs), inputs, gradient)
+    torch.testing.assert_close(torch.autograd.grad(result, inputs, gradient), wanted)
+    forward, _ = found
+    assert not {aten.sub.Tensor, aten.rsqrt.default} & {n.target for n in forward.graph.nodes}
+
+
+def test_a_norm_by_sums_does_not_keep_what_is_read_behind_it() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        return y * torch.linalg.vector_norm(y, dim=0, keepdim=True)
+
+    x = torch.randn(64, 8, requires_grad=True)
+    assert [t.shape for t in saved(function, x) if t.numel() > 8] == [x.shape]
+
+
 def test_heads_are_saved_once() -> None:
     def twice(x: torch.Tensor) -> torch.Tensor:
         heads = x.view(4, 2, 8).transpose(0, 1)
@@ -250,12 +303,12 @@ def test_what_is_saved_of_a_cast(what: str, expected: list[torch.dtype]) -> None
 
 
 def test_a_norm_saves_its_input_in_16_bits() -> None:
-    def normalized(x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x.sin().to(torch.bfloat16).float(), (8,))
+    def normalized(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm((x @ w).to(torch.bfloat16).float(), (8,))
 
-    kept = saved(normalized, torch.randn(4, 8, requires_grad=True))
+    kept = saved(normalized, torch.randn(4, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True))
     assert [t.dtype for t in kept if t.shape == (4, 8)].count(torch.bfloat16) == 1
-    assert sum(t.dtype == torch.float32 and t.shape == (4, 8) for t in kept) <= 1, "and that is the sine's argument"
+    assert sum(t.dtype == torch.float32 and t.shape == (4, 8) for t in kept) <= 1, "and that is the product's factor"
 
 
 def test_a_whole_is_cut_where_its_first_piece_is_read() -> None:

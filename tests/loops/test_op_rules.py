@@ -218,6 +218,7 @@ ROWS: list[Row] = [
     ("bits of a number", lambda x: (x + 1).view(torch.int32), [torch.tensor(1.5)]),
     ("windows", lambda x: (x.unfold(1, 3, 2) + 1, x.unfold(0, 2, 1), x.sum().unfold(0, 1, 1) + 1), [randn(4, 9)]),
     ("copied views", lambda x: (torch.select_copy(x, 0, 1), torch.slice_copy(x, 1, 2, 7, 2), *torch.split_copy(x, 2), torch.detach_copy(x), torch.as_strided_copy(x, (2, 3), (4, 2), 1), torch.unfold_copy(x, 1, 3, 2)), [randn(4, 9)]),
+    ("places written into", lambda x, y: (torch.as_strided_scatter(x, y[:2, :3], (2, 3), (12, 2), 1), torch.as_strided_scatter(x, y[:3], (3, 4), (4, 1), 4), torch.as_strided_scatter(x, y[0, 0], (), (), 5), torch.as_strided_scatter(x.t().contiguous().t(), y[:2, :3], (2, 3), (3, 1), 2), torch.as_strided_scatter(x, y[:0], (0, 4), (4, 1), 1)), [randn(8, 5), randn(4, 4)]),
     ("truth along no dimension", lambda x: (torch.any(x, ()), torch.all(x, ()), torch.any(x.byte(), ())), [torch.tensor([[0.0, 2.0]])]),
     ("logsumexp of whole numbers", lambda x: x.logsumexp(0), [integers(9)]),
     ("logsumexp that overflows", lambda x: (x.logsumexp(0), x.float().logsumexp(0)), [torch.zeros(70_000, dtype=torch.float16)]),

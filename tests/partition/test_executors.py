@@ -50,6 +50,30 @@ def test_a_view_of_an_input_is_in_every_region_that_reads_it() -> None:
     assert [names.count("t") for names in targets(plan)] == [1, 1, 0]
 
 
+def test_what_is_read_late_is_computed_late() -> None:
+    """As what a backward computes again: it would be kept from the first region on. A sum is smaller than its input."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = aten.sum.dim_IntList(aten.exp.default(y), [1])
+        late = aten.cos.default(aten.neg.default(y))
+        found = aten.add.Tensor(aten.mode.default(aten.sin.default(x), 1)[0], first)
+        return aten.mul.Tensor(aten.mode.default(aten.mul.Tensor(late, found[:, None]), 1)[0], aten.tan.default(found))
+
+    plan = plan_of(function, 2, aten.mode.default)
+    assert targets(plan)[0] == ["exp", "sum", "sin"]
+    assert targets(plan)[2][:2] == ["neg", "cos"]
+
+
+def test_what_is_read_behind_an_island_is_computed_there() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        late = aten.cos.default(aten.neg.default(y))
+        return aten.mul.Tensor(aten.mode.default(aten.sin.default(x), 1, True)[0], late)
+
+    graph = make_fx(function, tracing_mode="fake")(torch.randn(3, 4), torch.randn(3, 4)).graph
+    plan = partition(graph, torch_executed=["aten.mode.default"])
+    assert targets(plan) == [["sin"], ["neg", "cos", "mul"]]
+
+
 def test_torch_writes_what_a_later_region_reads() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         read_later = aten.copy_.default(x, aten.sin.default(x))

@@ -6,13 +6,19 @@ computes again only what it knows to be cheap, and keeps whatever a node reads t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import partitioners
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._ordered_set import OrderedSet
 
 from torch_max_backend.capture.attention_masks import simplify_masks
 from torch_max_backend.capture.cross_entropy import GRADIENT, LOG_PROBABILITIES, write
@@ -20,6 +26,7 @@ from torch_max_backend.capture.fake_tensors import order_of, symbols_of, tensor_
 from torch_max_backend.capture.fx_nodes import call_node
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.marked_regions import inline_marked_regions
+from torch_max_backend.capture.recomputed_norms import restore_norms, write_out_norms
 from torch_max_backend.capture.user_controlled_ops import is_taken
 from torch_max_backend.capture.view_ops import CUTS, PERMUTES, RESHAPES
 
@@ -38,12 +45,50 @@ def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.
     for step in PASSES:
         step(joint)
     joint.graph.lint()
-    forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **how)
+    with _cheap_ops():
+        forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **how)
     save_narrow(forward, backward, how["num_fwd_outputs"])
     save_wholes(forward, backward, how["num_fwd_outputs"])
+    restore_norms(forward)
     forward.graph.output_node().meta[SAVED_FROM] = how["num_fwd_outputs"]
     forward.meta[BACKWARD] = backward
     return forward, backward
+
+
+_CUTTING = threading.Lock()
+"""Held while torch's list of cheap ops is another."""
+
+_CHEAP = """linalg_vector_norm amin argmin all prod embedding index_select _unsafe_index take isclose floor_divide
+    elu_backward hardshrink_backward hardswish hardswish_backward hardtanh_backward softshrink_backward flip roll repeat
+    stack split_with_sizes unbind transpose diagonal tril detach"""
+_IN_KERNELS = """native_layer_norm native_group_norm _native_batch_norm_legit_functional _native_batch_norm_legit
+    _batch_norm_with_update_functional _native_batch_norm_legit_no_training _fused_rms_norm _softmax _log_softmax
+    _safe_softmax native_layer_norm_backward native_group_norm_backward native_batch_norm_backward batch_norm_backward
+    _fused_rms_norm_backward _softmax_backward_data _log_softmax_backward_data"""
+
+
+@contextmanager
+def _cheap_ops() -> Iterator[None]:
+    """What else min-cut may compute again, and what else it takes for a part of the kernels around it.
+
+    Torch's list has what Inductor's decompositions leave. Of what is a loop here, an op that it does not know would end
+    a kernel: all that is read on both sides of it would be saved. Norms and softmaxes are not computed again, since
+    they are more than their result; but see :mod:`torch_max_backend.capture.recomputed_norms`.
+    """
+    with _CUTTING:
+        known = partitioners.get_default_op_list
+        types = known()
+        cheap, inside = ([getattr(aten, name) for name in names.split()] for names in (_CHEAP, _IN_KERNELS))
+        wider = dataclasses.replace(
+            types,
+            fusible_ops=types.fusible_ops | OrderedSet([*cheap, *inside]),
+            recomputable_ops=types.recomputable_ops | OrderedSet(cheap),
+        )
+        partitioners.get_default_op_list = lambda: wider
+        try:
+            yield
+        finally:
+            partitioners.get_default_op_list = known
 
 
 def drop_aliases(gm: fx.GraphModule) -> None:
@@ -288,4 +333,5 @@ PASSES = [
     recognize_gelu,
     save_no_probabilities,
     save_short_places,
+    write_out_norms,
 ]

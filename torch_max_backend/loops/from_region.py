@@ -20,8 +20,6 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from torch_max_backend.base.errors import LoweringError, Unsupported
 from torch_max_backend.capture.fake_tensors import (
-    expr_of,
-    order_of,
     tensor_of,
     tensors_of,
     user_line,
@@ -30,7 +28,7 @@ from torch_max_backend.capture.fake_tensors import (
 )
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.loops import few_rows, small_products
-from torch_max_backend.loops.expr import SHORT, Scalar, loads, rewrite
+from torch_max_backend.loops.expr import SHORT, loads, rewrite
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import library_of
 from torch_max_backend.loops.library_calls import LibraryCalls, dtype_of, source_of, variables_of
@@ -38,6 +36,7 @@ from torch_max_backend.loops.narrow_products import PRODUCTS, packed_product, pr
 from torch_max_backend.loops.program import Definition, Input, Program, Scatter, dense_strides
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
+from torch_max_backend.loops.strided import STRIDED
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor, define, named
 from torch_max_backend.partition.region import Region
 
@@ -172,8 +171,8 @@ class FromRegion(LibraryCalls):
         self.builder.module = user_module(node)
         self.builder.where = f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
         self.builder.wanted = _wanted(node)
-        if node.target in _STRIDED:
-            result = self._as_strided(args[0], tensor_of(node.args[0]), *args[1:], **kwargs)
+        if (by_places := STRIDED.get(node.target)) is not None:
+            result = by_places(tensor_of(node.args[0]), self.symbols.shape, *args, **kwargs)
         else:
             result = self._apply(node.target, args, kwargs, value_of(node))
         return self._held_against_promise(node, result)
@@ -312,28 +311,6 @@ class FromRegion(LibraryCalls):
                 self.builder.wanted = _wanted(node)
                 env[node] = self._apply(node.target, args, kwargs, node.meta.get("val"))
         raise LoweringError(f"the decomposition of {target} returns nothing")
-
-    # as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
-    def _as_strided(
-        self, x: Tensor, like: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
-    ) -> Tensor:
-        """A view of memory. ``like`` says how ``x`` lies in it, which must be densely and from its beginning."""
-        order = order_of(like)
-        if order is None or expr_of(like.storage_offset()) != 0:
-            raise Unsupported(f"as_strided of a dense tensor, not of strides {like.stride()}")
-        steps = self.symbols.shape(like.stride())
-
-        def at(index: Shape) -> Scalar:
-            place = Index.of(0 if storage_offset is None else storage_offset)
-            for i, step in zip(index, stride, strict=True):
-                place = place + i * step
-            own = [place // steps[d] % x.shape[d] if k else place // steps[d] for k, d in enumerate(order)]
-            return x.at(tuple(own[order.index(d)] for d in range(x.rank)))
-
-        return Tensor(tuple(map(Index.of, size)), x.dtype, at)
-
-
-_STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default)
 
 
 def _may_be_equal(a: Index, b: Index) -> bool:

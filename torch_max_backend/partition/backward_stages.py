@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx
 
-from torch_max_backend.aten_functions.torch_executed.collectives import STARTS, WAITS
+from torch_max_backend.aten_functions.torch_executed.collectives import WAITS
 from torch_max_backend.capture.fake_tensors import tensors_of, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem
+from torch_max_backend.partition.late_nodes import bytes_of, first_reader
 
 STAGE_BYTES = 32 * 2**20
 """Memory that a stage must free, at least."""
@@ -34,8 +35,10 @@ def stages(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     index = {n: i for i, n in enumerate(nodes)}
     cuts = _cuts(nodes, index, freed, count)
     stage = {n: sum(cut <= i for cut in cuts) for n, i in index.items()}
-    for node in reversed(nodes):
-        _postpone(node, stage)
+    for node in reversed(
+        nodes
+    ):  # so the gradient of a table that is the last layer's weight, too, waits for the first's
+        stage[node] = max(stage[node], first_reader(node, stage) or 0)
     for node in nodes:  # a collective ends in the stage in which it starts
         if is_getitem(node) or node.target in WAITS:
             stage[node] = max(stage.get(n, stage[node]) for n in node.all_input_nodes)
@@ -55,19 +58,10 @@ def _freed(nodes: Sequence[fx.Node]) -> Mapping[fx.Node, float]:
     inputs = [n for n in nodes[0].graph.nodes if n.op == "placeholder"]
     if not any(str(n.target).startswith("tangents") for n in inputs):
         return {}
-    found = {n: _bytes(n) for n in inputs if not str(n.target).startswith("primals")}
-    sizes = (*found.values(), *map(_bytes, nodes))
+    found = {n: bytes_of(n) for n in inputs if not str(n.target).startswith("primals")}
+    sizes = (*found.values(), *map(bytes_of, nodes))
     devices = {t.device.type for n in (*inputs, *nodes) for t in tensors_of(value_of(n))}
     return found if all(map(math.isfinite, sizes)) and devices <= {"cpu"} else {}
-
-
-def _bytes(node: fx.Node) -> float:
-    """The size of a node's tensors; infinite if it is symbolic."""
-    total = 0.0
-    for tensor in tensors_of(value_of(node)):
-        numel = tensor.numel()
-        total += numel * tensor.element_size() if isinstance(numel, int) else math.inf
-    return total
 
 
 def _cuts(
@@ -104,22 +98,9 @@ def _crossing(nodes: Sequence[fx.Node], index: Mapping[fx.Node, int]) -> list[fl
     for i, node in enumerate(nodes):
         last = max((index[u] for u in node.users if u in index), default=i)
         if last > i and not any(u.op == "output" for u in node.users):
-            change[i + 1] += _bytes(node)
-            change[last + 1] -= _bytes(node)
+            change[i + 1] += bytes_of(node)
+            change[last + 1] -= bytes_of(node)
     return list(itertools.accumulate(change))
-
-
-def _postpone(node: fx.Node, stage: dict[fx.Node, int]) -> None:
-    """Move a node to the stage of its first reader if what it reads takes no more memory than what it makes.
-
-    So the gradient of a table that is also the last layer's weight is made where its other part is, and not kept.
-    """
-    readers = [stage.get(u) for u in node.users]
-    if not readers or None in readers or is_getitem(node) or node.target in STARTS:
-        return
-    first = min(s for s in readers if s is not None)
-    if first > stage[node] and _bytes(node) >= sum(map(_bytes, node.all_input_nodes)):
-        stage[node] = first
 
 
 def homes(parts: Iterable[Iterable[fx.Node]]) -> dict[fx.Node, int]:

@@ -9,6 +9,7 @@ from torch import fx
 
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.partition.connected_components import Part
+from torch_max_backend.partition.late_nodes import first_reader
 
 
 def split_by_executor(
@@ -38,6 +39,10 @@ def split_by_executor(
         odd = int(node in without_loops)  # the parity of a step says what its nodes have
         before = [step[n] for n in node.all_input_nodes if n in step]
         step[node] = max((s + (s % 2 != odd) for s in before), default=odd)
+    for node in reversed(nodes) if not stores else ():
+        first = first_reader(node, step)
+        if first is not None:
+            step[node] = max(step[node], first - (first - step[node]) % 2)
     members: dict[int, list[fx.Node]] = collections.defaultdict(list)
     for node in nodes:
         members[step[node]].append(node)

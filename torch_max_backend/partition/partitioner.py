@@ -27,6 +27,7 @@ from torch_max_backend.partition.classify import MayHaveLoops, Runner, Verdict, 
 from torch_max_backend.partition.connected_components import Part, split
 from torch_max_backend.partition.executors import split_by_executor
 from torch_max_backend.partition.island import Island
+from torch_max_backend.partition.late_nodes import first_reader
 from torch_max_backend.partition.optimizer_updates import Update, take_updates
 from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.frozen import Frozen
@@ -138,7 +139,17 @@ class _Cut:
             if node in self.floating:
                 level[node] = 0
         self._join(level)
+        self._postpone(level)
         return level
+
+    def _postpone(self, level: dict[fx.Node, int]) -> None:
+        """Move MAX nodes to the level of their first reader where that saves memory, and nothing is written between."""
+        runners = {n: self.runner(n) for n in self.graph.nodes}
+        if Runner.STORE in runners.values() or any(map(self._may_write, runners)):
+            return
+        for node in reversed(self.graph.nodes):
+            if runners[node] is Runner.MAX and node not in self.floating and node not in self.returned:
+                level[node] = max(level[node], first_reader(node, level) or 0)
 
     def _join(self, level: dict[fx.Node, int]) -> None:
         """Move the MAX nodes of a level to the next one where torch's nodes need not run between the two."""

@@ -266,7 +266,7 @@ def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ten
 
 
 # as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)
-# has no rule: it reads memory, and a tensor here has none.
+# has no rule: it reads memory, and a tensor here has none. See loops/strided.py.
 
 
 # -- repetitions -------------------------------------------------------------------------------------------------------
