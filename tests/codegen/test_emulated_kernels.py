@@ -59,6 +59,17 @@ def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(f"torch_max_backend.schedule.{module}.{name}", value)
 
 
+@pytest.mark.parametrize("width", [24, 20, 21])
+def test_joined_parts(as_if_large: None, width: int) -> None:
+    """In vectors of 8, of 4, and element by element."""
+
+    def joined(x: Tensor) -> tuple[Tensor, ...]:
+        parts = [pointwise(lambda e, k=k: e * (k + 1.0), views.slice_(x, 1, 0, width)) for k in range(6)]
+        return (views.cat(parts, 1),)
+
+    check_emulated(for_gpu(joined, torch.randn(70, 32).bfloat16()))
+
+
 def check_random(first: int, symbolic: bool, machine: Machine = GPU) -> None:
     for made in programs_for_gpu(range(first, first + CHUNK), symbolic, machine):
         check_emulated(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Callable
 
@@ -15,13 +16,13 @@ from torch_max_backend.codegen.grid_kernel_writer import GridKernelWriter
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.codegen.source import Slot, touched
 from torch_max_backend.compile.cuda_build import build_cubin
-from torch_max_backend.loops.expr import cast, op, select
+from torch_max_backend.loops.expr import Const, Scalar, as_index, cast, compare_index, op, select
 from torch_max_backend.loops.index import Index, Sym, Var
 from torch_max_backend.loops.program import Input
 from torch_max_backend.loops.rules import indexing, reduce, views
 from torch_max_backend.loops.tensor import Tensor, building, define, named, pointwise
 from torch_max_backend.runtime.index_reports import error_at
-from torch_max_backend.schedule.grid_memory import runs_within
+from torch_max_backend.schedule.grid_memory import is_same_within, runs_within
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.machine import GPU
 from torch_max_backend.schedule.plan import schedule
@@ -200,6 +201,63 @@ def test_vectors_fill_pieces_of_memory() -> None:
     place = Index.of(v) // 20 * 30 + Index.of(v) % 20
     assert [lanes for lanes in (2, 4, 8) if runs_within(place, v, lanes)] == [2, 4]
     assert not runs_within(Index.of(v) * 2, v, 2) and not runs_within(Index.of(v) // 4, v, 4)
+
+
+def test_parts_that_begin_at_whole_vectors_are_joined_in_vectors() -> None:
+    """With as many conditions as there are parts: each is the same in all lanes of a vector."""
+
+    def joined(width: int) -> Callable[[Tensor], Tensor]:
+        def function(x: Tensor) -> Tensor:
+            parts = [pointwise(lambda e, k=k: e * (k + 1.0), views.slice_(x, 1, 0, width)) for k in range(6)]
+            return views.cat(parts, 1)
+
+        return function
+
+    (nest,) = nests(joined(24), 100_000, 32, dtype=torch.bfloat16)
+    assert nest.lanes == 8
+    text = texts(joined(24), 100_000, 32, dtype=torch.bfloat16)
+    assert text.count("load_aligned[8]") == 6 and "with_lane" not in text
+    (nest,) = nests(joined(20), 100_000, 32, dtype=torch.bfloat16)
+    assert nest.lanes == 4
+    (nest,) = nests(joined(21), 100_000, 32, dtype=torch.bfloat16)
+    assert nest.lanes == 1
+
+
+def test_conditions_that_are_the_same_in_a_vector() -> None:
+    v, w = Var("v", 64), Var("w", 9)
+    same = [
+        compare_index("lt", Index.of(v), Index.of(24)),
+        compare_index("ge", Index.of(v) + 8 * Index.of(w), Index.of(40)),
+        compare_index("gt", Index.of(40), Index.of(v)),
+        compare_index("eq", Index.of(v) // 8, Index.of(w)),
+        compare_index("lt", Index.of(w), Index.of(3)),
+    ]
+    other = [
+        compare_index("le", Index.of(v), Index.of(24)),
+        compare_index("lt", Index.of(v), Index.of(20)),
+        compare_index("lt", 2 * Index.of(v), Index.of(40)),
+        compare_index("eq", Index.of(v), Index.of(8)),
+        compare_index("lt", Index.of(v) + Index.of(w), Index.of(24)),
+        compare_index("lt", Index.of(24) - Index.of(v), Index.of(8)),
+    ]
+    assert all(is_same_within(x, v, 8) for x in same) and is_same_within(op("bit_and", *same[:2]), v, 8)
+    assert not any(is_same_within(x, v, 8) for x in other) and not is_same_within(
+        op("bit_and", same[0], other[0]), v, 8
+    )
+    for x in (*same, *other):  # as counted
+        values = [[_holds(x, {v: k, w: n}) for k in range(64)] for n in range(9)]
+        parts = [row[k : k + 8] for row in values for k in range(0, 64, 8)]
+        assert (x in same) == all(len(set(part)) == 1 for part in parts)
+
+
+def _holds(x: Scalar, at: dict[Var, int]) -> bool:
+    sides = [
+        int(s.value)
+        if isinstance(s, Const)
+        else int(as_index(s).substitute({v: Index.of(n) for v, n in at.items()}).constant)
+        for s in x.operands
+    ]  # type: ignore[union-attr]
+    return bool(getattr(operator, x.name)(*sides))  # type: ignore[union-attr]
 
 
 def test_a_short_row_has_few_threads_for_a_place() -> None:

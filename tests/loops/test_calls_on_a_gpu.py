@@ -78,8 +78,10 @@ def test_a_convolution_has_channels_last_and_no_bias(program_of: Callable[..., P
     assert strides(call) == (8 * 49, 1, 7 * 8, 8)
 
 
-@pytest.mark.parametrize(("groups", "inside", "is_last"), [(4, 16, True), (4, 15, False), (16, 1, True)])
-def test_groups_that_fill_no_vector_stay_contiguous(
+@pytest.mark.parametrize(
+    ("groups", "inside", "is_last"), [(4, 16, True), (4, 15, False), (16, 1, True), (4, 24, False), (2, 64, True)]
+)
+def test_groups_that_fill_no_tile_stay_contiguous(
     program_of: Callable[..., Program], groups: int, inside: int, is_last: bool
 ) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

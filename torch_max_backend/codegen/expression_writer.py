@@ -169,8 +169,11 @@ class ExpressionWriter:
         return access
 
     # -- conditions ------------------------------------------------------------------------------------------
+    def _condition(self, x: Guarded) -> Value:
+        return self._scalar(x.condition)
+
     def _guarded(self, x: Guarded) -> Value:
-        condition, lanes_of_condition = self._scalar(x.condition)
+        condition, lanes_of_condition = self._condition(x)
         wide = self.vector is not None and self.vector in variables(x)
         in_registers = [self.registers[y.source][1] for y in loads(x) if not y.index]
         lanes = max(self.lanes if wide else 1, lanes_of_condition, *in_registers, 1)

@@ -23,7 +23,7 @@ from torch_max_backend.loops.intervals import interval
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.grid_limits import AHEAD, BUSY, BYTES, WARP
-from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, runs_within
+from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, is_same_within, runs_within
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import StageNest, Statement
 
@@ -218,8 +218,21 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
 
     def _guarded(self, x: Guarded) -> Value:
         kept = (self.registers[y.source][1] for y in walk(x.condition) if isinstance(y, Load) and not y.index)
-        differs = self.vector in variables(x.condition) or any(lanes > 1 for lanes in kept)
+        differs = any(lanes > 1 for lanes in kept)
+        if self.vector is not None and self.vector in variables(x.condition):
+            differs = differs or self.nest.flat or not is_same_within(x.condition, self.vector, self.lanes)
         return self._by_lane(x) if self.lanes > 1 and differs else super()._guarded(x)
+
+    def _condition(self, x: Guarded) -> Value:
+        """That of a vector's first lane, where all lanes have the same."""
+        if self.lanes == 1:
+            return super()._condition(x)
+        v, lanes = self.vector, self.lanes
+        self.vector, self.lanes, self.lane = None, 1, 0
+        with self._scope():  # what is computed for it is of one lane
+            found = self._scalar(x.condition)
+        self.vector, self.lanes, self.lane = v, lanes, None
+        return found
 
     def _by_lane(self, x: Scalar) -> Value:
         """An expression one lane after the other: a thread's loads need not be neighbours, its stores are."""

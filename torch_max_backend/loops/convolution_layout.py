@@ -90,9 +90,11 @@ class CudnnConvolution(Convolution):
         return False
 
     def gains(self, convolutions: int, copies: bool) -> bool:
-        """Whether channels fill vectors. Groups of other sizes are faster with contiguous images.
+        """Whether groups fill cuDNN's tiles. Those of other sizes are faster with contiguous images.
 
-        So are images of one channel, which lie in both ways at once: ATen takes them for contiguous.
+        cuDNN fills their tiles up with zeros: of an image with channels last by a kernel that takes longer than the
+        convolution, of a contiguous one as it copies it anyway. Images of one channel lie in both ways at once: ATen
+        takes them for contiguous.
         """
         inside, outside = self.image[1] // self.groups, self.result[1] // self.groups
         if copies and self.dtype not in CUDNN_DTYPES and not self.is_worth_a_copy:
@@ -100,7 +102,7 @@ class CudnnConvolution(Convolution):
         if self.groups == 1:
             return inside > 1
         vector = 16 // self.dtype.itemsize
-        return inside == 1 or (inside % vector == 0 and outside % vector == 0)
+        return inside == 1 or all(n % vector == 0 and n.bit_count() == 1 for n in (inside, outside))
 
     @property
     def is_worth_a_copy(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from torch_max_backend.loops.expr import Guarded, Load, variables, walk
+from torch_max_backend.loops.expr import Const, FromIndex, Guarded, Load, Op, Scalar, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.schedule import cost
@@ -105,15 +105,15 @@ def lanes_along(v: Var, stages: tuple[StageNest, ...], results_are_few: bool = F
                 counting += [s.dtype.itemsize] if not results_are_few or {*stage.free} & s.address.variables else []
     along = [(i, width) for s in stages for i, width in accesses(s) if distance(i, v) == 1]
     apart = sum(_is_apart(i, v) for s in stages for i, _ in accesses(s))
-    bodies = [x.body for s in stages for x in s.statements]
-    guarded = sum(isinstance(x, Guarded) and v in variables(x.condition) for x in walk(*bodies))
-    if not along or apart > len(along) or guarded > gpu.GUARDS or any(distance(i, v) != 1 for i, _ in stores):
+    conditions = [x.condition for x in walk(*(x.body for s in stages for x in s.statements)) if isinstance(x, Guarded)]
+    if not along or apart > len(along) or any(distance(i, v) != 1 for i, _ in stores):
         return 1
     widest = max(counting, default=1)
     lanes = min(8, gpu.BYTES // max(widest, min(width for _, width in along)))
     loads = [i for s in stages for i, _ in accesses(s) if distance(i, v) != 1]
     while lanes > 1 and (
         cost.count([v]) < lanes
+        or sum(not is_same_within(x, v, lanes) for x in conditions) > gpu.GUARDS
         or len(along) < _split(loads, v, lanes) > _split(loads, v, lanes // 2)
         or not all(is_aligned(i, v, lanes) for i, _ in stores)
         or sum(is_aligned(i, v, lanes) for i, _ in along) * 2 < len(along)
@@ -149,6 +149,39 @@ def runs_within(index: Index, v: Var, lanes: int) -> bool:
     whole, lane = Var("q", 1 << 32), Var("r", lanes)
     apart = index.substitute({v: Index.of(whole) * lanes + Index.of(lane)}) - Index.of(lane)
     return lane not in apart.variables
+
+
+def is_same_within(condition: Scalar, v: Var, lanes: int) -> bool:
+    """Whether a condition is the same in all lanes of vectors that begin at multiples of ``lanes`` along ``v``.
+
+    So is ``v + 8 * w < 24`` for 8 lanes, of which parts that are joined have one each.
+    """
+    if v not in variables(condition):
+        return True
+    if not isinstance(condition, Op):
+        return False
+    if condition.name in ("bit_and", "bit_or", "bit_not"):
+        return all(is_same_within(x, v, lanes) for x in condition.operands)
+    sides = [x.index if isinstance(x, FromIndex) else _whole_number(x) for x in condition.operands]
+    if condition.name not in _COMPARISONS or any(side is None for side in sides):
+        return False
+    left, right = reversed(sides) if condition.name in ("gt", "le") else sides
+    apart = left - right  # type: ignore[operator]
+    if any(isinstance(atom, Computed) for atom in apart.atoms):
+        return False
+    whole, lane = Index.of(Var("q", 1 << 32)) * lanes, Var("r", lanes)
+    each = apart.substitute({v: whole + lane})
+    if lane not in each.variables:
+        return True
+    begins = each - lane  # and so is below zero, or not, as its last lane is
+    return condition.name not in ("eq", "ne") and lane not in begins.variables and begins % lanes == 0
+
+
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+def _whole_number(x: Scalar) -> Index | None:
+    return Index.of(int(x.value)) if isinstance(x, Const) and not x.dtype.is_floating_point else None
 
 
 def _is_apart(index: Index, v: Var) -> bool:
