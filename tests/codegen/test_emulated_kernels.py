@@ -59,6 +59,15 @@ def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(f"torch_max_backend.schedule.{module}.{name}", value)
 
 
+def test_rows_that_are_written_across_memory(as_if_large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_max_backend.schedule.fuse.TURNED", 1)
+
+    def turned(x: Tensor) -> tuple[Tensor, ...]:
+        return views.t(reduce.softmax(x, 1, False)), reduce.over("sum", x, [1])
+
+    check_emulated(for_gpu(turned, torch.randn(70, 48), smooth=True))
+
+
 @pytest.mark.parametrize("width", [24, 20, 21])
 def test_joined_parts(as_if_large: None, width: int) -> None:
     """In vectors of 8, of 4, and element by element."""

@@ -203,6 +203,16 @@ def test_vectors_fill_pieces_of_memory() -> None:
     assert not runs_within(Index.of(v) * 2, v, 2) and not runs_within(Index.of(v) // 4, v, 4)
 
 
+@pytest.mark.parametrize(("rows", "kernels"), [(4096, 2), (64, 1)])
+def test_large_rows_that_are_written_across_memory_pass_through_tiles(rows: int, kernels: int) -> None:
+    def turned(x: Tensor) -> Tensor:
+        return views.t(softmax(x))
+
+    found = nests(turned, rows, 512)
+    assert len(found) == kernels
+    assert (found[-1].tile is not None) is (kernels == 2)
+
+
 def test_parts_that_begin_at_whole_vectors_are_joined_in_vectors() -> None:
     """With as many conditions as there are parts: each is the same in all lanes of a vector."""
 
