@@ -146,6 +146,16 @@ def test_no_operand_has_gaps(
         assert strides in ((length, 1), (1, rows))
 
 
+def test_frozen_weights_are_not_packed_for_mkl(is_faster: bool, tmp_path: Path) -> None:
+    model = torch.nn.Linear(320, 410).requires_grad_(False)
+    torch._dynamo.reset()
+    frozen = torch.compile(
+        model, backend="max_backend", options={**OPTIONS, "cache_dir": str(tmp_path), "freeze": True}
+    )
+    torch.testing.assert_close(frozen(X), model(X), rtol=1e-4, atol=1e-4)
+    assert (FIRST in reports()[-1].library_calls) == is_faster
+
+
 def test_gradients(is_faster: bool, tmp_path: Path) -> None:
     w, b = W.clone().requires_grad_(), B.clone().requires_grad_()
 
