@@ -126,6 +126,7 @@ def quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def products_by_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor, so that tests of library calls hold on each. Those of oneDNN's products say so."""
     monkeypatch.setattr(onednn_products, "is_faster", lambda: False)
+    monkeypatch.setattr(onednn_products, "_threads", lambda: 2)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import torch
 
 from torch_max_backend.base.target import Machine
 from torch_max_backend.capture import onednn_products
+from torch_max_backend.frontend.warm_start import tag_of
+from torch_max_backend.options import Options
 
 pytestmark = pytest.mark.any_runner("nothing is compiled")
 DECIDES = onednn_products.is_faster
@@ -39,6 +41,11 @@ SIZES = {
     (512, 512, 64): True,
     (64, 512, 512): True,
     (1, 4096, 4096): False,
+    (2048, 1024, 4095): True,
+    (2048, 1024, 4096): False,
+    (2048, 128, 8192): True,
+    (256, 16384, 768): True,
+    (256, 50257, 768): False,
 }
 
 
@@ -69,3 +76,12 @@ def test_a_machine_elsewhere_has_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn_products, "is_faster", lambda: True)
     with Machine.parse("cuda:sm_90a").pretended():
         assert not onednn_products.pays(512, 512, 512)
+
+
+def test_kept_graphs_are_of_one_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = []
+    for is_faster, is_enabled in ((True, True), (False, True), (True, False)):
+        monkeypatch.setattr(onednn_products, "is_faster", lambda is_faster=is_faster: is_faster)
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", is_enabled)
+        tags.append(tag_of(Options(), {torch.device("cpu")}))
+    assert len({*tags}) == 3

@@ -24,10 +24,16 @@ one, and the greatest at most 1.8 times. With 384 in a part, the mean is up to 1
 """
 ALIGNED = 16
 """The numbers of a part are a multiple of that, but those of the last one."""
-LARGE, LARGE_PART = 1 << 22, 1 << 23
-"""Multiplications from which oneDNN is faster: of one call, and of each of several, which copy what they read."""
+LARGE, LARGE_PART = 1 << 21, 1 << 22
+"""Multiplications of a thread from which oneDNN is faster: of one call, and of each of several, which copy what they
+read. Measured with two threads."""
 FEWEST = 64
 """Rows, and columns, from which copies of parts pay."""
+LARGEST_RESULT = 1 << 23
+"""Elements of a result from which parts do not pay: each part reads and writes it, and memory of 32 MB and more is new
+to the process in each call."""
+LONGEST_SUM = 1 << 14
+"""Numbers up to which errors were measured."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -47,6 +53,10 @@ def _vendor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
 def part_of(depth: int) -> int:
     """How many of the ``depth`` numbers that a product adds up are a part; the last one may have fewer."""
     if depth <= WHOLE:
@@ -57,10 +67,11 @@ def part_of(depth: int) -> int:
 
 def is_large(rows: int, depth: int, columns: int) -> bool:
     """Whether a product of these sizes is large enough for oneDNN, with its sums in parts."""
-    part = part_of(depth)
+    part, threads = part_of(depth), _threads()
     if part == depth:
-        return rows * depth * columns >= LARGE
-    return min(rows, columns) >= FEWEST and rows * part * columns >= LARGE_PART
+        return rows * depth * columns >= LARGE * threads
+    is_worth_parts = min(rows, columns) >= FEWEST and rows * part * columns >= LARGE_PART * threads
+    return is_worth_parts and rows * columns < LARGEST_RESULT and depth <= LONGEST_SUM
 
 
 def pays(rows: int, depth: int, columns: int) -> bool:
