@@ -18,6 +18,7 @@ from tests.support import all_to_torch
 from tests.support.processes import Processes
 from tests.support.selection import selection, share_of
 from torch_max_backend import get_accelerators
+from torch_max_backend.capture import onednn_products
 from torch_max_backend.codegen.program_writer import WrittenProgram
 from torch_max_backend.compile import programs
 from torch_max_backend.frontend.pipeline import OP_BY_OP
@@ -119,6 +120,13 @@ def processes() -> Iterator[Processes]:
 def quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that a test starts do not check types: that takes six seconds of each, and this process checks them."""
     monkeypatch.setenv("TORCH_MAX_BACKEND_BEARTYPE", "0")
+
+
+@pytest.fixture(autouse=True)
+def products_by_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the processor, so that tests of library calls hold on each. Those of oneDNN's products say so."""
+    monkeypatch.setattr(onednn_products, "is_faster", lambda: False)
+    monkeypatch.setattr(onednn_products, "_threads", lambda: 2)
 
 
 @pytest.fixture

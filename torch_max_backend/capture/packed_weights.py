@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torch_max_backend.capture import onednn_products
 from torch_max_backend.capture.fake_tensors import hint, symbols_of, tensor_of
 from torch_max_backend.capture.user_controlled_ops import is_taken
 
@@ -100,6 +101,8 @@ def _packed_linear(
         return
     by_mkl = HAS_MKL and isinstance(rows, int) and matrix.dtype is torch.float32
     if matrix.dtype is torch.float32 and matrix.numel() < SMALL:
+        return
+    if by_mkl and onednn_products.pays(rows, *matrix.shape):  # faster, packed or not
         return
     with gm.graph.inserting_before(node):
         turned = _called(gm, aten.permute.default, (weight, [1, 0]), matrix.t(), node)

@@ -23,6 +23,7 @@ from torch_max_backend.base.digests import cpu_target, digest, kernels_digest, p
 from torch_max_backend.base.errors import EnvironmentUnsupportedError
 from torch_max_backend.base.target import elsewhere
 from torch_max_backend.base.torch_logs import needs_traces
+from torch_max_backend.capture import onednn_products
 from torch_max_backend.options import Options
 
 log = logging.getLogger("torch_max_backend")
@@ -81,6 +82,7 @@ def tag_of(options: Options, devices: set[torch.device]) -> str | None:
         torch.get_float32_matmul_precision(),
         f"{torch.backends.cudnn.allow_tf32} {torch.backends.cudnn.deterministic}",
         f"{torch.are_deterministic_algorithms_enabled()}",
+        f"{torch.backends.mkldnn.enabled} {onednn_products.is_faster()}",
         user,
     ]
     if any(d.type == "cuda" for d in devices):

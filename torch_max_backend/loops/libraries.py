@@ -191,11 +191,13 @@ LONGEST_PREFIX, FEWEST_ROWS = 1 << 13, 256
 PACKED_CONVOLUTIONS = _known("mkldnn", "_convolution_pointwise")
 PACKED_LINEARS = [*_known("mkldnn", "_linear_pointwise"), *_known("mkl", "_mkl_linear")]
 """On a CPU, with weights that :mod:`torch_max_backend.capture.packed_weights` has packed."""
+ADDED_LINEARS = [op.overloadpacket.binary for op in _known("mkldnn", "_linear_pointwise")]
+"""The same, and what is added to: for parts of long sums (:mod:`torch_max_backend.loops.products_in_parts`)."""
 
 LIBRARY: dict[object, str] = {
     **dict.fromkeys(_ATEN, "ATen"),
     **dict.fromkeys(COLLECTIVES, "torch.distributed"),
-    **dict.fromkeys([*PACKED_CONVOLUTIONS, *_known("mkldnn", "_linear_pointwise")], "oneDNN"),
+    **dict.fromkeys([*PACKED_CONVOLUTIONS, *_known("mkldnn", "_linear_pointwise"), *ADDED_LINEARS], "oneDNN"),
     **dict.fromkeys(_known("mkl", "_mkl_linear"), "MKL"),
 }
 """The library that computes an op, by overload. It computes what no loop rule does, or what a rule leaves to it."""

@@ -12,14 +12,16 @@ from torch.utils._pytree import tree_leaves
 
 from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES, STARTS, WAITS
 from torch_max_backend.base.errors import Unsupported
+from torch_max_backend.capture import onednn_products
 from torch_max_backend.capture.fake_tensors import tensors_of
-from torch_max_backend.loops import pointwise_convolution, small_products
+from torch_max_backend.loops import pointwise_convolution, products_in_parts, small_products
 from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, SORTS, library_of
 from torch_max_backend.loops.narrow_products import product_as_loops
 from torch_max_backend.loops.program import Call, Called, Definition, Ref, dense_strides
+from torch_max_backend.loops.rules import views
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor, define, named, sized
 from torch_max_backend.partition.region import Region
 
@@ -33,6 +35,8 @@ class LibraryCalls:
     """Dtypes of convolutions for which channels may be put last."""
     row_bytes = 1
     """At multiples of how many bytes rows begin in a tensor that may lie in any way."""
+    has_onednn = True
+    """Whether oneDNN may compute products."""
     adds_bias = False
     """Whether the bias of the convolution at work is a loop's."""
 
@@ -92,6 +96,9 @@ class LibraryCalls:
         strides: Sequence[Shape | None] = (),
     ) -> Any:
         """Add a call of a library; ``strides`` are those of results, where they are others than torch promises."""
+        product = products_in_parts.product_of(target, args, kwargs) if self.has_onednn else None
+        if product is not None:
+            return self._product_in_parts(product, promise)
 
         def as_ref(x: Any) -> Any:
             if isinstance(x, Tensor):
@@ -125,6 +132,55 @@ class LibraryCalls:
         )
         tensors = [named(r.name, r.sizes, r.dtype) if r else None for r in results]
         return tuple(tensors) if many else tensors[0]
+
+    # mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, str? algorithm) -> Tensor Y
+    # mkldnn::_linear_pointwise.binary(Tensor X, Tensor other, Tensor W, Tensor? B, str attr) -> Tensor Y
+    def _product_in_parts(self, product: products_in_parts.Product, promise: object) -> Tensor:
+        """A product by oneDNN, each part of its sums added to those before, and the bias with the last one.
+
+        The parts of the second matrix are copied one by one, each where the one before was.
+        """
+        rows, columns, part = product.rows, product.columns, product.part
+        is_turned = products_in_parts.lies_turned(self._in_place(columns))
+        if part == product.depth:
+            return self._linear(rows, columns if is_turned else self._dense(columns), product.bias, None, promise)
+        sums = None
+        for k, x in enumerate(self._row_parts(rows, part)):
+            weight = views.slice_(columns, 1, k * part, (k + 1) * part)
+            bias = product.bias if (k + 1) * part >= product.depth else None
+            sums = self._linear(x, weight if is_turned else self._cloned(weight), bias, sums, promise)
+        assert sums is not None
+        return sums
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, sums: Tensor | None, promise: object) -> Tensor:
+        """A call of oneDNN's linear, whose result is added to ``sums``, if there are any."""
+        linear = onednn_products.LINEAR
+        if sums is None:
+            return self._call(linear.default, (x, weight, bias, "none", [], ""), {}, promise)
+        return self._call(linear.binary, (x, sums, weight, bias, "add"), {}, promise)
+
+    def _row_parts(self, x: Tensor, part: int) -> list[Tensor]:
+        """Parts of the rows of a matrix, each a matrix without gaps. What computes them writes them so."""
+        whole, rest = products_in_parts.in_parts(x, part)
+        found = views.unbind(self._defined(whole))
+        return found if rest is None else [*found, self._defined(rest)]
+
+    # clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor
+    def _cloned(self, x: Tensor) -> Tensor:
+        """A copy of ``x`` without gaps, once. Of what lies in memory it is ATen's: each part's would be a kernel."""
+        if self._in_place(x) is None:
+            return self._defined(x)
+        key = x.shape, x.dtype, x.at(tuple(map(Index.of, variables_of(x))))
+        if key not in self.defined:
+            like = torch.empty([int(n.constant) for n in x.shape], dtype=x.dtype, device="meta")
+            without_gaps = {"memory_format": torch.contiguous_format}
+            self.defined[key] = self._call(torch.ops.aten.clone.default, (x,), without_gaps, like)
+        return self.defined[key]
+
+    def _dense(self, x: Tensor) -> Tensor:
+        """``x`` if it lies without gaps and in its own order, else a copy."""
+        is_dense = _lie_alike(x.shape, self._ref(x).strides, dense_strides(x.shape))
+        return x if is_dense else define(x.shape, x.dtype, x.at)
 
     def _called(self, promise: object, strides: Shape | None) -> Called | None:
         """A result of a call, in these strides or those that torch promises; none where torch promises no tensor."""

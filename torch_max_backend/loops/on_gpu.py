@@ -70,6 +70,7 @@ class OnGpu(FromRegion):
     """The walk over a region's nodes, on a GPU."""
 
     row_bytes = 16
+    has_onednn = False
 
     def __init__(self, region: Region, builder: Builder) -> None:
         super().__init__(region, builder)
