@@ -27,25 +27,22 @@ NORM = "torch_max_backend_norm"
 
 def write_out_norms(gm: fx.GraphModule) -> None:
     """Write the results of norms out in elementwise ops, as ``(x - mean) * rstd * weight + bias``."""
+    order = {n: k for k, n in enumerate(gm.graph.nodes)}
     for op, written in _NORMS.items():
         nodes = gm.graph.find_nodes(op="call_function", target=op)
         for node in nodes if not is_taken(op) else ():
             results = {n.args[1]: n for n in node.users if is_getitem(n)}
             if 0 not in results or not tensor_of(results[0]).is_floating_point():
                 continue
-            with gm.graph.inserting_after(max(results.values(), key=list(gm.graph.nodes).index)):
-                anchor = gm.graph.call_function(operator.getitem, (node, 0))
-            with gm.graph.inserting_before(anchor):
+            with gm.graph.inserting_before(max(results.values(), key=order.__getitem__).next):
                 end = written(partial(_call, gm, results[0]), node, results)
                 if end is not None and tensor_of(end).stride() != tensor_of(results[0]).stride():
                     contiguous = tensor_of(results[0]).is_contiguous()
                     end = _contiguous(gm, end, results[0]) if contiguous else None
-            gm.graph.erase_node(anchor)
-            if end is None:
-                continue
-            end.meta[NORM] = node.name
-            results[0].replace_all_uses_with(end)
-            gm.graph.erase_node(results[0])
+            if end is not None:
+                end.meta[NORM] = node.name
+                results[0].replace_all_uses_with(end)
+                gm.graph.erase_node(results[0])
     gm.graph.eliminate_dead_code()
 
 
