@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+from tests.support.loop_programs import noted_programs
 from torch_max_backend.frontend import pipeline
 from torch_max_backend.partition.region import RESTRIDED
 
@@ -47,16 +48,7 @@ def test_what_a_chain_of_convolutions_saves_has_channels_last(monkeypatch: pytes
 
 def test_what_a_pool_saves_lies_as_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """The image itself, behind a pointwise op, and the places of what windows have chosen."""
-    orders: list[tuple[int, ...]] = []
-    made = pipeline.programs_of
-
-    def noted(regions: Any, *args: Any) -> Any:
-        programs = made(regions, *args)
-        free = [program.loops for program in programs.values()]
-        orders.extend(order for loops in free for name, order in loops.outputs if name in loops.free)
-        return programs
-
-    monkeypatch.setattr(pipeline, "programs_of", noted)
+    programs = noted_programs(monkeypatch)
     x = torch.randn(2, 8, 12, 12).to(memory_format=torch.channels_last).requires_grad_()
     options = {"executor": "auto", "fallback": "error"}
 
@@ -67,4 +59,5 @@ def test_what_a_pool_saves_lies_as_its_image(monkeypatch: pytest.MonkeyPatch) ->
     got, x.grad = x.grad, None
     pooled(x).square().sum().backward()
     torch.testing.assert_close(got, x.grad)
+    orders = [order for loops in programs for name, order in loops.outputs if name in loops.free]
     assert len(orders) >= 2 and set(orders) == {(0, 2, 3, 1)}

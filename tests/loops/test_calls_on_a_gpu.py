@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.loop_programs import noted_programs
 from torch_max_backend.base.target import Machine
-from torch_max_backend.frontend import pipeline
 from torch_max_backend.frontend.prebuild import regions_of
 from torch_max_backend.loops import build, convolution_layout, on_gpu
 from torch_max_backend.loops.program import Call, Program
@@ -26,15 +26,7 @@ HALF = {"dtype": torch.bfloat16, "device": "cuda"}
 @pytest.fixture
 def program_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Program]:
     """The loop program of a function of tensors with given shapes."""
-    found: list[Program] = []
-    made = pipeline.programs_of
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        programs = made(*args, **kwargs)
-        found.extend(p.loops for p in programs.values())
-        return programs
-
-    monkeypatch.setattr(pipeline, "programs_of", noted)
+    found = noted_programs(monkeypatch)
 
     def program(function: Callable[..., Any], *inputs: Callable[[], torch.Tensor]) -> Program:
         def run() -> None:
@@ -260,6 +252,14 @@ def test_efficient_attention_reads_a_bias_at_aligned_rows(
         assert [int(n.constant) for n in mask.sizes] == [2, 4, length, length]
         *outer, last = (int(s.constant) for s in mask.strides)
         assert last == 1 and all(s % 8 == 0 for s in outer)
+
+
+def test_a_bias_that_begins_between_aligned_places_is_copied(program_of: Callable[..., Program]) -> None:
+    def function(q: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return aten._scaled_dot_product_efficient_attention(q, q, q, bias[..., 3:35], False, 0.0, False)[0]
+
+    (call,) = calls(program_of(function, half(2, 4, 32, 64), half(2, 4, 32, 48)))
+    assert call.args[3].offset == 0 and [int(s.constant) for s in call.args[3].strides[-2:]] == [32, 1]
 
 
 def test_attention_lies_as_its_queries(program_of: Callable[..., Program]) -> None:

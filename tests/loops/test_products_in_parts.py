@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.support.loop_programs import noted_programs
 from torch_max_backend import reports
 from torch_max_backend.capture import onednn_products
-from torch_max_backend.frontend import pipeline
-from torch_max_backend.loops.program import Call, Program, Ref
+from torch_max_backend.loops.program import Call, Ref
 
 pytestmark = pytest.mark.skipif(onednn_products.LINEAR is None, reason="this torch has no oneDNN")
 
@@ -126,15 +125,7 @@ def test_no_operand_has_gaps(
     weight: torch.Tensor, onednn: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """oneDNN computes products of weights with gaps a thousand times as slowly."""
-    found: list[Program] = []
-    made = pipeline.programs_of
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        programs = made(*args, **kwargs)
-        found.extend(p.loops for p in programs.values())
-        return programs
-
-    monkeypatch.setattr(pipeline, "programs_of", noted)
+    found = noted_programs(monkeypatch)
     compiled(torch.mm, tmp_path)(drawn(190, weight.shape[0]), weight)
     (program,) = found
     operands = [

@@ -74,6 +74,17 @@ def test_what_is_read_behind_an_island_is_computed_there() -> None:
     assert targets(plan) == [["sin"], ["neg", "cos", "mul"]]
 
 
+def test_what_reads_an_input_that_is_written_is_not_late() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        early = aten.cos.default(aten.neg.default(y))
+        aten.copy_.default(y, aten.exp.default(x))
+        return aten.mul.Tensor(aten.mode.default(aten.sin.default(x), 1, True)[0], early)
+
+    graph = make_fx(function, tracing_mode="fake")(torch.randn(3, 4), torch.randn(3, 4)).graph
+    first, *_ = targets(partition(graph, torch_executed=["aten.mode.default"]))
+    assert {"neg", "cos"} <= {*first}
+
+
 def test_torch_writes_what_a_later_region_reads() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         read_later = aten.copy_.default(x, aten.sin.default(x))

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import fx
 
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.compile.mojo_build import build_shared_library
+from torch_max_backend.frontend import pipeline
 from torch_max_backend.loops import program as loop_program
 from torch_max_backend.loops.expr import Scalar, as_index, cast, constant, from_index, op, select
 from torch_max_backend.loops.index import Index, Sym, product
@@ -34,6 +36,21 @@ from torch_max_backend.partition.region import Port, Region
 from torch_max_backend.runtime.program import Library
 from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.plan import passes, schedule
+
+
+def noted_programs(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """A list that will have the loop program of every region that becomes one."""
+    found: list[Program] = []
+    made = pipeline.programs_of
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        programs = made(*args, **kwargs)
+        found.extend(p.loops for p in programs.values())
+        return programs
+
+    monkeypatch.setattr(pipeline, "programs_of", noted)
+    return found
+
 
 SIZES = (1, 2, 3, 5, 16, 17, 33, 64)
 FLOATS = (torch.float32, torch.float32, torch.float64, torch.bfloat16)

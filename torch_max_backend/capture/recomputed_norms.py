@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_max_backend.capture.fake_tensors import tensor_of
+from torch_max_backend.capture.fake_tensors import order_of, tensor_of
 from torch_max_backend.capture.fx_nodes import call_node, is_getitem
 from torch_max_backend.capture.user_controlled_ops import is_taken
 
@@ -36,9 +36,9 @@ def write_out_norms(gm: fx.GraphModule) -> None:
                 continue
             with gm.graph.inserting_before(max(results.values(), key=order.__getitem__).next):
                 end = written(partial(_call, gm, results[0]), node, results)
-                if end is not None and tensor_of(end).stride() != tensor_of(results[0]).stride():
-                    contiguous = tensor_of(results[0]).is_contiguous()
-                    end = _contiguous(gm, end, results[0]) if contiguous else None
+                wanted = order_of(tensor_of(results[0]))
+                if end is not None and order_of(tensor_of(end)) != wanted:
+                    end = _contiguous(gm, end, results[0]) if wanted == tuple(range(len(wanted or ()))) else None
             if end is not None:
                 end.meta[NORM] = node.name
                 results[0].replace_all_uses_with(end)

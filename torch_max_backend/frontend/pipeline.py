@@ -43,9 +43,7 @@ from torch_max_backend.diagnostics.verify.stages import Stopped, where_to_stop
 from torch_max_backend.frontend.compiled_graph import CompiledGraph
 from torch_max_backend.frontend.saved_layouts import report_strides, set_free, take_strides
 from torch_max_backend.frontend.subgraphs import compile_subgraphs
-from torch_max_backend.loops.libraries import library_of
-from torch_max_backend.loops.rules.registry import rule_of
-from torch_max_backend.loops.strided import STRIDED
+from torch_max_backend.loops.from_region import has_loops
 from torch_max_backend.lowering.graph_builder import NodeRefused, mismatch_error
 from torch_max_backend.options import Options
 from torch_max_backend.partition.classify import as_run_by_torch
@@ -171,8 +169,7 @@ class _Cut:
         values = (value_of(node), *map(value_of, node.all_input_nodes))
         devices = {t.device.type for v in values for t in tensors_of(v)} - {"meta"}
         on_one = len(devices) <= 1 and devices <= {"cpu", "cuda"}
-        known = rule_of(node.target) is not None or node.target in STRIDED or bool(library_of(node.target))
-        return on_one and known
+        return on_one and has_loops(node.target)
 
 
 def _begin_backward(backward: fx.GraphModule | None, options: Options) -> None:

@@ -65,6 +65,11 @@ def device_of(region: Region) -> torch.device:
     return device
 
 
+def has_loops(target: object) -> bool:
+    """Whether a rule or a library computes an op; where neither covers a node, the walk over its region says so."""
+    return rule_of(target) is not None or target in STRIDED or bool(library_of(target))
+
+
 class FromRegion(LibraryCalls):
     """The walk over a region's nodes, on a CPU."""
 

@@ -170,7 +170,8 @@ class OnGpu(FromRegion):
         """``x`` in rows that begin at multiples of ``MASK_ROW`` elements, copied with zeros between them unless it lies
         so. Of what is the same for all of a dimension's indices, one is copied."""
         found = self._in_place(x, multiple=MASK_ROW, shortest=0)
-        if found is not None and found.strides[-1] == 1 and all(_is_multiple(s, MASK_ROW) for s in found.strides[:-1]):
+        begins = () if found is None else (found.offset, *found.strides[:-1])
+        if found is not None and found.strides[-1] == 1 and all(_is_multiple(n, MASK_ROW) for n in begins):
             return found
         indices = variables_of(x)
         used = variables(x.at(tuple(map(Index.of, indices))))

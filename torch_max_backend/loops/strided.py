@@ -34,7 +34,7 @@ def as_strided(
     Raises:
         Unsupported: ``like`` has gaps, or begins elsewhere than its memory.
     """
-    order = _order(like)
+    order = _order("as_strided", like)
     steps = lengths(like.stride())
 
     def at(index: Shape) -> Scalar:
@@ -65,7 +65,7 @@ def as_strided_scatter(
         Unsupported: ``like`` has gaps, or begins elsewhere than its memory; or the view's dimensions are not each
             within one step of the next, as where two of its elements are one.
     """
-    _order(like)
+    _order("as_strided_scatter", like)
     steps = lengths(like.stride())
     sizes, strides = tuple(map(Index.of, size)), tuple(map(Index.of, stride))
     order = sorted((d for d, n in enumerate(sizes) if n != 1), key=lambda d: -strides[d].typical)
@@ -95,10 +95,13 @@ def as_strided_scatter(
     return Tensor(self.shape, self.dtype, at)
 
 
-def _order(like: torch.Tensor) -> tuple[int, ...]:
+def _order(op: str, like: torch.Tensor) -> tuple[int, ...]:
+    """The order of a tensor's dimensions in its memory, which has nothing else."""
     order = order_of(like)
-    if order is None or expr_of(like.storage_offset()) != 0:
-        raise Unsupported(f"as_strided of a dense tensor, not of strides {like.stride()}")
+    if order is None:
+        raise Unsupported(f"{op} of a dense tensor, not of size {list(like.shape)}, stride {list(like.stride())}")
+    if expr_of(like.storage_offset()) != 0:
+        raise Unsupported(f"{op} of a tensor that begins with its memory, not at element {like.storage_offset()}")
     return order
 
 
