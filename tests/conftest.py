@@ -27,6 +27,7 @@ from torch_max_backend.partition.partitioner import Plan, _Cut
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hand-all-to-torch", action="store_true", help="torch runs every op: tests of lowerings fail")
+    parser.addoption("--executor", default="auto", choices=["auto", "graph", "program"], help="of tests/gpu")
     parser.addoption("--all-ops", action="store_true", help="all op cases, and not those alone that a change concerns")
 
 

@@ -209,20 +209,43 @@ def test_a_mask_of_a_triangle_is_no_tensor() -> None:
     assert node.args[3:] == (None, 0.0, True)
 
 
-def test_rows_that_are_hidden_by_the_lowest_number_are_means() -> None:
-    """As in eager: every key of the row has the same weight."""
+def hidden_by_the_lowest(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return (q @ k.mT).masked_fill(bias > 0, torch.finfo(q.dtype).min).softmax(-1) @ v
 
-    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return (q @ k.mT).masked_fill(bias > 0, torch.finfo(q.dtype).min).softmax(-1) @ v
 
+def with_the_lowest(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return (q @ k.mT + torch.finfo(q.dtype).min * bias).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("function", [hidden_by_the_lowest, with_the_lowest])
+def test_rows_that_are_hidden_by_the_lowest_number_are_means(function: Function) -> None:
+    """As in eager: every key of the row has the same weight. Kernels on a GPU multiply what they get by log2(e)."""
     gm = rewritten(function, BIASED)
     assert count(gm, aten.scaled_dot_product_attention.default) == 1
     with _disable_current_modes():
         q, k, v = (torch.randn(s).bfloat16() for s in HEADS)
         bias = torch.zeros(3, 9, 5).bfloat16()
         bias[:, 4] = 1
-        got = _on_cpu(gm)(q, k, v, bias)
+        bias[1, 6, 2:] = 1
+        run = fx.Interpreter(_on_cpu(gm), garbage_collect_values=False)
+        got = run.run(q, k, v, bias)
+        (attention,) = gm.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
+        added = run.env[attention.args[3]]
         torch.testing.assert_close(got[:, :, 4].float(), v.float().mean(2), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(got, function(q, k, v, bias), rtol=2e-2, atol=2e-2)
+        assert (added.float() * math.log2(math.e)).isfinite().all()
+
+
+def test_a_row_to_which_minus_infinity_is_added_is_not_a_number() -> None:
+    """As in eager; a fused kernel has zeros there."""
+    gm = rewritten(biased, BIASED)
+    with _disable_current_modes():
+        q, k, v, bias = (torch.randn(s).bfloat16() for s in BIASED)
+        bias[1, 4], bias[2, 7, 1:] = -math.inf, -math.inf
+        got, eager = _on_cpu(gm)(q, k, v, bias), biased(q, k, v, bias)
+        assert eager[:, 1, 4].isnan().all() and not eager[:, 2, 7].isnan().any()
+        assert torch.equal(got.isnan(), eager.isnan())
+        torch.testing.assert_close(got, eager, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
 def probabilities_leave(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -103,6 +103,9 @@ FITS: dict[str, tuple[Function, float, float, int, Function]] = {
         _even(lambda t: mp.erf(t) / t - 1, 2 / mp.sqrt(mp.pi) - 1), 0, 1.001, 6, _one,
     ),
     "erf, above 1: log(erfc t)": (lambda t: mp.log(mp.erfc(t)), 0.999, 4.0, 7, lambda t: mp.erfc(t)),
+    "erf32_nearly: erfc(a) e^(a^2) / t by t = 1 / (1 + p a), p = 0.467837125": (
+        lambda t: mp.erfc(_from_t(t)) * mp.exp(_from_t(t) ** 2) / t, 0.3, 1.0, 4, lambda t: t * mp.exp(-_from_t(t) ** 2),
+    ),
     "exp64: (e^r - 1 - r) / r^2": (_tail(mp.exp, 2), -LN2_2, LN2_2, 9, lambda r: r**2 + mp.mpf(10) ** -6),
     "log64: (log((1+s)/(1-s)) - 2s) / s^3 by s^2": (
         _even(lambda s: (mp.log((1 + s) / (1 - s)) - 2 * s) / s**3, mp.mpf(2) / 3), 0, 0.0295, 6, lambda z: z + 1e-5,
@@ -117,6 +120,10 @@ FITS: dict[str, tuple[Function, float, float, int, Function]] = {
         lambda t: _erfinv_over_x((t + 5) ** 2), -1.01, 37.0**0.5 - 5, 5, lambda t: 1 / (t + 5),
     ),
 }  # fmt: skip
+
+
+def _from_t(t: mp.mpf) -> mp.mpf:
+    return (1 / t - 1) / mp.mpf(0.467837125)
 
 
 def _erfinv_over_x(w: mp.mpf) -> mp.mpf:

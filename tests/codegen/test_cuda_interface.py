@@ -147,6 +147,37 @@ def kernel0(p0: Ptr[f64], p1: Ptr[f64]) abi("C"):
     assert few and many and few.resources["kernel0"].registers <= 64 < many.resources["kernel0"].registers
 
 
+@pytest.mark.parametrize(
+    ("registers", "threads", "blocks"),
+    [(72, 512, 2), (64, 512, 0), (80, 512, 0), (90, 256, 3), (72, 256, 0), (128, 256, 0), (40, 1024, 0), (72, 0, 0)],
+)
+def test_how_many_blocks_run_at_the_same_time(registers: int, threads: int, blocks: int) -> None:
+    assert cuda_build.blocks_of(registers, threads) == blocks
+
+
+@needs_linker
+@pytest.mark.parametrize("spills", [False, True])
+def test_a_few_registers_less_let_another_block_run(spills: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless they would go to memory."""
+    width = 32 if spills else 8
+    source = f"""{HEAD}
+
+@export
+def kernel0(p0: Ptr[f64], p1: Ptr[f64]) abi("C"):
+    var a = load_aligned[{width}](p0, thread_in_block() * {width})
+    var b = load_aligned[{width}](p0, thread_in_block() * {width * 2} + 5)
+    block_barrier()
+    store_aligned(p1, thread_in_block() * {width}, exp(add(a, b)))
+"""
+    ptx = build_ptx(source, threads={"kernel0": 512})
+    before = link(ptx, ARCH)
+    assert before is not None
+    monkeypatch.setattr(cuda_build, "blocks_of", lambda registers, threads: 4)  # which leaves 32 registers
+    after = cuda_build._with_more_blocks(before, ptx, ARCH, {"kernel0": 512})
+    (used,) = after.resources.values()
+    assert (used.registers <= 32) != spills and not used.spills
+
+
 def test_without_cudas_linker_the_driver_gets_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_build, "link", lambda *_: None)
     assert build_cubin(KERNEL).startswith(b"//") and build_cubin(KERNEL).endswith(b"}\n\0")

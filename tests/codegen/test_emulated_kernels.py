@@ -59,13 +59,12 @@ def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(f"torch_max_backend.schedule.{module}.{name}", value)
 
 
-def test_rows_that_are_written_across_memory(as_if_large: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_max_backend.schedule.fuse.TURNED", 1)
-
+def test_rows_that_are_written_across_memory(as_if_large: None) -> None:
     def turned(x: Tensor) -> tuple[Tensor, ...]:
         return views.t(reduce.softmax(x, 1, False)), reduce.over("sum", x, [1])
 
-    check_emulated(for_gpu(turned, torch.randn(70, 48), smooth=True))
+    made = for_gpu(turned, torch.randn(70, 48), smooth=True)
+    check_emulated(dataclasses.replace(made, machine=dataclasses.replace(GPU, turned=1)))
 
 
 @pytest.mark.parametrize("width", [24, 20, 21])

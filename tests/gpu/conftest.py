@@ -15,7 +15,7 @@ from torch_max_backend import get_accelerators
 
 HERE = Path(__file__).parent
 OF_PROGRAMS = ("test_grid_programs", "test_cuda_interface")
-"""Modules that are about generated kernels."""
+"""Modules that are about generated kernels, whoever runs regions."""
 
 
 def missing() -> str:
@@ -39,9 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile with MAX where a test is about its kernels: regions without products are programs otherwise."""
+    """Run regions as users do, or by what ``--executor`` names; tests that are about one executor ask for it."""
     if request.path.stem not in OF_PROGRAMS:
-        monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "graph")
+        monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", request.config.getoption("--executor"))
 
 
 @pytest.fixture(autouse=True)

@@ -242,6 +242,7 @@ def near(to: Ptr[f32], a: Ptr[f32], b: Ptr[f32]) abi("C"):
     store(to, n * 6 + i, sigmoid_nearly(load[1](a, i)))
     store(to, n * 7 + i, tanh_nearly(load[1](a, i)))
     store(to, n * 8 + i, reciprocal_nearly(load[1](a, i)))
+    store(to, n * 9 + i, erf_nearly(load[1](b, i)))
 """
 
 FOLDS: dict[str, Callable[..., torch.Tensor]] = {

@@ -190,13 +190,15 @@ def test_reductions_of_lanes(kernels: Kernels, d: str) -> None:
 def test_fast_functions(kernels: Kernels) -> None:
     a, b = torch.randn(128) * 20, torch.randn(128)
     a[0], b[1] = NAN, NAN
-    got = torch.zeros(9, 128, device="cuda")
+    b[2:6] = torch.tensor([1e-30, -1e-5, 0.0624, 9.0])
+    got = torch.zeros(10, 128, device="cuda")
     kernels.launch("fixed", "near", got, *gpu([a, b]))
     x, y = a.double(), b.double()
     for k, exact in enumerate([x.exp2(), x.abs().rsqrt(), x / y]):
         assert errors(got[k].cpu(), exact).max() <= 2.5
     for k, exact in enumerate([x.exp(), x.sigmoid(), x.tanh(), 1 / x], 5):
         assert torch.allclose(got[k].cpu().double(), exact, rtol=2**-17, atol=0, equal_nan=True), k
+    assert torch.allclose(got[9].cpu().double(), y.erf(), rtol=2**-17, atol=0, equal_nan=True)
     assert same(got[3].cpu(), torch.maximum(a, b)).all() and same(got[4].cpu(), torch.minimum(a, b)).all()
 
 

@@ -350,3 +350,19 @@ def test_gradients_are_programs(function: Callable[..., Any], inputs: Sequence[A
         results.append([*(y.detach() for y in outputs), *(x.grad for x in own if x.grad is not None)])
     assert all(r.stats.programs == r.stats.regions for r in torch_max_backend.reports()[-2:])
     compare(*results)
+
+
+def test_gradients_of_a_softmax_that_are_zero_add_up_to_little() -> None:
+    """Each is the difference of two numbers that are rounded alike, and not a factor of one that is rounded."""
+
+    def gradient(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        g = torch.full_like(y, 0.1)
+        return (torch.ops.aten._softmax_backward_data(g, y, -1, y.dtype) * x).double().sum(0)
+
+    x = randn(100_000, 31)
+    y = x.softmax(-1)
+    compiled = torch.compile(
+        gradient, backend="max_backend", fullgraph=True, options={"fallback": "error", "executor": "auto"}
+    )
+    factored = y * (0.1 - (0.1 * y).sum(-1, keepdim=True))
+    assert compiled(y, x).abs().max() < 0.5 * (factored * x).double().sum(0).abs().max()

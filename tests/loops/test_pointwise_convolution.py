@@ -37,24 +37,65 @@ IMAGES = {
 }
 
 
+ONE_PRODUCT: dict[str, int] = {"ATen aten.addmm.default": 1}
+ALONE: dict[torch.dtype, dict[str, int]] = {torch.float32: {}, torch.bfloat16: {"ATen aten.baddbmm.default": 1}}
+"""Of a contiguous image with few channels: loops, or a product for each image."""
+WITHOUT_BIAS = {
+    torch.float32: {"ATen aten.mm.default": 1},
+    torch.bfloat16: {"ATen aten.bmm.default": 1},
+}
+
+
+def is_alone(kind: str, x: torch.Tensor) -> bool:
+    return x.is_contiguous() and kind != "one place"
+
+
+def large(kind: str) -> torch.Tensor:
+    """Images with more channels than loops are good for."""
+    x = torch.randn(3, 60, 5, 7)
+    return x.to(memory_format=torch.channels_last) if kind == "channels last" else x
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", IMAGES)
 def test_results(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_products, "SMALL", 0)
     x = IMAGES[kind]().to(dtype)
     layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[x.dim() - 3](6, 10, 1).to(dtype)
-    assert calls_of(layer, x) == {"ATen aten.addmm.default": 1}
+    assert calls_of(layer, x) == (ALONE[dtype] if is_alone(kind, x) else ONE_PRODUCT)
 
 
-def test_without_a_bias() -> None:
-    assert calls_of(nn.Conv2d(6, 10, 1, bias=False), IMAGES["images"]()) == {"ATen aten.mm.default": 1}
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", ["images", "channels last"])
+def test_without_a_bias(kind: str, dtype: torch.dtype) -> None:
+    calls = {"ATen aten.mm.default": 1} if kind == "channels last" else WITHOUT_BIAS[dtype]
+    assert calls_of(nn.Conv2d(60, 100, 1, bias=False).to(dtype), large(kind).to(dtype)) == calls
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("channels", [6, 40])
+def test_transposed(channels: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_products, "SMALL", 0)
+    layer, x = nn.ConvTranspose2d(channels, 50, 1).to(dtype), torch.randn(3, channels, 5, 7).to(dtype)
+    convolution = {"ATen aten.convolution.default": 1}
+    assert calls_of(layer, x) == (convolution if channels == 40 and dtype is torch.float32 else ALONE[dtype])
+
+
+def test_many_channels_of_float32_are_a_convolution() -> None:
+    assert calls_of(nn.Conv2d(60, 100, 1), torch.randn(2, 60, 40, 40)) == {"ATen aten.convolution.default": 1}
+
+
+def test_a_chain_has_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_products, "SMALL", 0)
+    layers = [nn.Conv2d(6, 10, 1), nn.ReLU(), nn.Conv2d(10, 10, 1), nn.ReLU(), nn.Conv2d(10, 4, 1)]
+    assert calls_of(nn.Sequential(*layers), IMAGES["images"]()) == {"ATen aten.addmm.default": 3}
 
 
 @pytest.mark.parametrize("kind", ["line", "image", "images", "volumes"])
 def test_symbolic_sizes(kind: str) -> None:
     x = IMAGES[kind]()
     layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[x.dim() - 3](6, 10, 1)
-    assert calls_of(layer, x, dynamic=True) == {"ATen aten.addmm.default": 1}
+    assert calls_of(layer, x, dynamic=True) == {}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +105,7 @@ def test_symbolic_sizes(kind: str) -> None:
         nn.Conv2d(6, 10, 1, stride=2),
         nn.Conv2d(6, 10, 1, padding=1),
         nn.Conv2d(6, 10, 1, groups=2),
-        nn.ConvTranspose2d(6, 10, 1),
+        nn.ConvTranspose2d(6, 10, 1, stride=2),
     ],
     ids=lambda layer: str(layer).replace(", ", " "),
 )
@@ -74,7 +115,7 @@ def test_others_are_convolutions(layer: nn.Module) -> None:
 
 def test_what_leaves_contiguous_is_a_convolution() -> None:
     """Its result would be turned."""
-    layer, x = nn.Conv2d(6, 10, 1), IMAGES["images"]()
+    layer, x = nn.Conv2d(40, 50, 1), torch.randn(3, 40, 5, 7)
     with torch.no_grad():
         run = torch.compile(layer, backend="max_backend", options=OPTIONS)
         torch.testing.assert_close(run(x), layer(x))

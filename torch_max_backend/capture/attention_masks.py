@@ -22,6 +22,11 @@ aten = torch.ops.aten
 LARGEST_MASK = 1 << 30
 """Bytes above which a mask is not computed to look at it."""
 
+HIDING = torch.finfo(torch.bfloat16).min / 16
+"""What hides scores in a fused kernel where a model adds the lowest number. Kernels take powers of two: the lowest
+number times log2(e) is minus infinity, for which a row that is hidden as a whole is zeros, and not the mean of all
+values."""
+
 BOOLEAN_HIDDEN = -65504.0
 """What torch 2.11 adds to hidden scores where it turns a boolean mask into numbers for cuDNN."""
 
@@ -126,7 +131,8 @@ def kind_of(mask: torch.Tensor | None) -> str:
     if mask.dtype == torch.bool:
         shown, hidden = mask, ~mask
     elif mask.is_floating_point():
-        shown, hidden = mask == 0, (mask <= torch.finfo(mask.dtype).min) | (mask == BOOLEAN_HIDDEN)
+        hiding = max(torch.finfo(mask.dtype).min, HIDING)
+        shown, hidden = mask == 0, (mask <= hiding) | (mask == BOOLEAN_HIDDEN)
     else:
         return ""
     if bool(shown.all()):

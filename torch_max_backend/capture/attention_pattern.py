@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_max_backend.capture.attention_masks import LARGEST_MASK
+from torch_max_backend.capture.attention_masks import HIDING, LARGEST_MASK
 from torch_max_backend.capture.constant_folding import constant_nodes, evaluate
 from torch_max_backend.capture.fake_tensors import symbols_of, tensor_of, value_of
 from torch_max_backend.capture.fx_nodes import call_node
@@ -76,7 +76,7 @@ def recognize_attention(gm: fx.GraphModule) -> None:
     """Replace attention that is written out by the op, on a GPU and where nothing else reads the scores.
 
     A forward whose backward reads the probabilities is left as it is. Where masks hide all of a row by minus infinity,
-    the result is not a number, as that of the steps.
+    the result is not a number, and where they do so by the lowest number, a mean, as that of the steps.
     """
     if is_taken(_OP, *_ATTENTION_STEPS):
         return
@@ -334,8 +334,9 @@ def _empty_rows(gm: fx.GraphModule, attention: Attention, lead: Sequence[int], r
     """Where masks hide all scores of a row by minus infinity, as booleans ``[B, H, L, 1]``; nothing if nowhere."""
     every: fx.Node | None = None
     for each in attention.biases:
-        if each.hidden == -math.inf:
-            part = _of_heads(gm, _hidden(gm, each), (*each.lead, *rows), lead)
+        if each.hidden in (None, -math.inf):
+            hidden = _is_infinite(gm, each.node) if each.hidden is None else _hidden(gm, each)
+            part = _of_heads(gm, hidden, (*each.lead, *rows), lead)
             every = part if every is None else call_node(gm, aten.logical_or.default, (every, part), part)
     if every is None:
         return None
@@ -350,12 +351,20 @@ def _hidden(gm: fx.GraphModule, bias: Operand) -> fx.Node:
     return call_node(gm, aten.logical_not.default, (bias.node,), bias.node) if bias.is_shown else bias.node
 
 
+def _is_infinite(gm: fx.GraphModule, bias: fx.Node) -> fx.Node:
+    """Where a bias is minus infinity."""
+    return call_node(gm, aten.eq.Scalar, (bias, -math.inf), bias)
+
+
 def _as_numbers(gm: fx.GraphModule, bias: Operand, query: torch.Tensor) -> fx.Node:
-    """What is added to scores in the dtype of queries."""
+    """What is added to scores in the dtype of queries, and is minus infinity or not below ``HIDING``."""
     node = bias.node
     if bias.hidden is None:
-        return node
-    lowest = torch.finfo(query.dtype).min if math.isfinite(bias.hidden) else bias.hidden
+        if query.dtype is not torch.bfloat16:
+            return node
+        least = call_node(gm, aten.clamp_min.default, (node, HIDING), node)
+        return call_node(gm, aten.masked_fill.Scalar, (least, _is_infinite(gm, node), -math.inf), node)
+    lowest = HIDING if math.isfinite(bias.hidden) else bias.hidden
     how = {"dtype": query.dtype, "device": query.device}
     nothing = call_node(gm, aten.full.default, (list(tensor_of(node).shape), 0.0), node, **how)
     return call_node(gm, aten.masked_fill.Scalar, (nothing, _hidden(gm, bias), lowest), node)

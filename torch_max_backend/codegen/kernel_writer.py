@@ -11,7 +11,7 @@ from torch_max_backend.codegen.accumulators import CHAIN, Accumulator, Accumulat
 from torch_max_backend.codegen.expression_writer import Value, reach
 from torch_max_backend.codegen.source import Slot, touched
 from torch_max_backend.codegen.turned_reads import SIDE, turned_reads
-from torch_max_backend.loops.expr import SHORT, Checked, Const, Guarded, Load, Scalar, variables, walk
+from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guarded, Load, Scalar, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule.nest import Nest, OwnRow, StageNest, Statement, lanes_of
@@ -484,7 +484,9 @@ class KernelWriter(AccumulatorWriter):
         if variables(x) <= self.place.keys() and not any(isinstance(y, Load) and y.source in own for y in walk(x)):
             self._scalar(x)
             return
-        for y in x.operands if not isinstance(x, Guarded) else (x.condition,):
+        indices = x.index if isinstance(x, Load) else (x.index,) if isinstance(x, FromIndex) else ()
+        inside = [a.value for i in indices for a in i.atoms if isinstance(a, Computed)]
+        for y in (*inside, *(x.operands if not isinstance(x, Guarded) else (x.condition,))):
             self._hoisted(y, own, seen)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torch_max_backend.base.errors import CompileError
-from torch_max_backend.compile.cuda_toolkit import compile_cuda, link
+from torch_max_backend.compile.cuda_toolkit import Linked, compile_cuda, link
 from torch_max_backend.compile.mojo_build import (
     INTERFACE,
     build_shared_library,
@@ -29,11 +29,19 @@ from torch_max_backend.runtime.cuda_launch import LAUNCHER_SOURCE
 log = logging.getLogger("torch_max_backend")
 
 _EXTERN = re.compile(r"^\.extern \.func \(\.param \.b(\d+) \w+\) (\w+)\n\(\n((?:[^;]*\n)??)\)\n;\n", re.MULTILINE)
+_BOUNDED_ENTRY = re.compile(r"^(\.visible \.entry (\w+)\([^)]*\)\n\.maxntid .*)", re.MULTILINE)
 _ENTRY = re.compile(r"^(\.visible \.entry (\w+)\([^)]*\))\n\{", re.MULTILINE)
 _ASSIGNED = re.compile(r"(?m)^\t(?:@!?%p\d+ )?[a-z][\w.:]* +\t?(%r\d+),")
 _NEGATED = re.compile(r"(?m)^\tneg\.s32 \t(%r\d+), (%r\d+);")
 _GREATER = re.compile(r"(?m)^\tmax\.s32 \t(%r\d+), (%r\d+), (%r\d+);")
 _TYPES = {"32": "float", "64": "double"}
+
+REGISTERS, REGISTER_STEP = 1 << 16, 8
+"""Registers of a multiprocessor, and the step in which a thread gets some."""
+FEW_BLOCKS, BUSY_THREADS = 2, 1024
+"""Blocks at the same time, of less than so many threads together, to which another one is much."""
+WORTH_TRYING = 0.85
+"""The part of a kernel's registers that another block must leave it."""
 
 
 def build_cubin(
@@ -56,10 +64,50 @@ def build_cubin(
     if linked is None:
         log.debug("CUDA's linker is not installed: the driver compiles PTX where it is loaded")
         return ptx.encode() + b"\0"
+    linked = _with_more_blocks(linked, ptx, arch, threads or {})
     for name, used in linked.resources.items():
         if used.stack or used.spills:
             log.debug("%s: %s", name, used)
     return linked.cubin
+
+
+def _with_more_blocks(linked: Linked, ptx: str, arch: str, threads: Mapping[str, int]) -> Linked:
+    """The kernels with fewer registers, where that lets one more block run at the same time and moves none to memory.
+
+    Blocks of 512 threads with 72 registers each run one by one, with half of a multiprocessor's threads.
+    """
+    resources = linked.resources
+    wanted = {name: blocks_of(used.registers, threads.get(name, 0)) for name, used in resources.items()}
+    wanted = {name: blocks for name, blocks in wanted.items() if blocks}
+    while wanted:
+        found = link(_with_blocks(ptx, wanted), arch)
+        assert found is not None
+        after = found.resources
+        moved = [n for n in wanted if (after[n].stack, after[n].spills) > (resources[n].stack, resources[n].spills)]
+        if not moved:
+            return found
+        wanted = {name: blocks for name, blocks in wanted.items() if name not in moved}
+    return linked
+
+
+def blocks_of(registers: int, threads: int) -> int:
+    """How many blocks of a kernel shall run at the same time; 0 if that is no question of a few registers.
+
+    Args:
+        registers: Of a thread.
+        threads: Of a block.
+    """
+    if not threads:
+        return 0
+    blocks = REGISTERS // (threads * _rounded_up(registers))
+    left = REGISTERS // (threads * (blocks + 1))
+    is_near = left - left % REGISTER_STEP >= registers * WORTH_TRYING
+    is_much = blocks <= FEW_BLOCKS and blocks * threads < BUSY_THREADS
+    return blocks + 1 if is_much and is_near else 0
+
+
+def _rounded_up(registers: int) -> int:
+    return -(-registers // REGISTER_STEP) * REGISTER_STEP
 
 
 def build_launcher(cpu: str = "") -> bytes:
@@ -139,6 +187,16 @@ def _with_block_sizes(ptx: str, threads: Mapping[str, int]) -> str:
         return f"{entry[1]}\n.maxntid {most}, 1, 1\n{{" if most else entry[0]
 
     return _ENTRY.sub(bounded, ptx)
+
+
+def _with_blocks(ptx: str, blocks: Mapping[str, int]) -> str:
+    """The text with how many blocks of a kernel shall run at the same time on a multiprocessor."""
+
+    def told(entry: re.Match[str]) -> str:
+        least = blocks.get(entry[2])
+        return f"{entry[0]}\n.minnctapersm {least}" if least else entry[0]
+
+    return _BOUNDED_ENTRY.sub(told, ptx)
 
 
 def _with_math(ptx: str, arch: str) -> str:

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES, STARTS, WAITS
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.capture import onednn_products
-from torch_max_backend.capture.fake_tensors import tensors_of
+from torch_max_backend.capture.fake_tensors import tensor_of, tensors_of
 from torch_max_backend.loops import pointwise_convolution, products_in_parts, small_products
-from torch_max_backend.loops.convolution_layout import CHANNELS_LAST, Convolution
+from torch_max_backend.loops.convolution_layout import A_CHAIN, CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, SORTS, library_of
@@ -58,13 +58,30 @@ class LibraryCalls:
         return target in SORTS
 
     def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
-        if target is torch.ops.aten.convolution.default and pointwise_convolution.is_product(args):
-            places = math.prod(args[0].shape[2:], start=Index.of(1))
-            if small_products.is_pointwise(*args[:2]):
-                return self._small_pointwise(args, promise)
-            if places == 1 or not self._leaves() or promise.stride(1) == 1:
-                return self._pointwise(args, promise)
+        if target is torch.ops.aten.convolution.default and pointwise_convolution.is_of_one_tap(args):
+            found = self._convolution_of_one_tap(args, promise)
+            if found is not None:
+                return found
         return self._call(target, args, kwargs, promise)
+
+    def _convolution_of_one_tap(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor | None:
+        """A convolution of one tap as products or loops, if these are better."""
+        places = math.prod(args[0].shape[2:], start=Index.of(1))
+        if small_products.is_pointwise(*args[:2]):
+            return self._pointwise_as_loops(args, promise)
+        if places != 1 and self.convolutions < A_CHAIN and self._has_contiguous_images(promise):
+            if args[0].dtype is torch.bfloat16:
+                return self._pointwise_for_each_image(args, promise)
+            if pointwise_convolution.has_few_channels(args):
+                return self._pointwise_as_loops(args, promise)
+        is_product = pointwise_convolution.is_product(args)
+        if is_product and (places == 1 or not self._leaves() or promise.stride(1) == 1):
+            return self._pointwise(args, promise)
+        return None
+
+    def _has_contiguous_images(self, promise: torch.Tensor) -> bool:
+        """Whether the image and the result of the convolution at work are contiguous in eager."""
+        return self.node is not None and all(x.is_contiguous() for x in (tensor_of(self.node.args[0]), promise))
 
     def _pointwise(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor:
         """A convolution of one tap, by a product. Its result has channels last."""
@@ -75,9 +92,21 @@ class LibraryCalls:
         shape = self.symbols.shape(promise.shape)
         return pointwise_convolution.image_of(self._call(op, given, {}, like), shape)
 
-    def _small_pointwise(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor:
+    def _pointwise_for_each_image(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor:
+        """A convolution of one tap of contiguous images. A bias is added before numbers are rounded."""
+        x, weight, bias = args[:3]
+        matrices, images = pointwise_convolution.operands_for_each_image(x, weight, args[6])
+        like = promise.flatten(2).contiguous()
+        if bias is not None:
+            rows = Tensor(self.symbols.shape(like.shape), x.dtype, lambda index: bias.at((index[1],)))
+            found = self._call(torch.ops.aten.baddbmm.default, (rows, matrices, images), {}, like)
+        else:
+            found = self._call(torch.ops.aten.bmm.default, (matrices, images), {}, like)
+        return views.reshaped(found, self.symbols.shape(promise.shape))
+
+    def _pointwise_as_loops(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor:
         """A convolution of one tap, by a product that is a loop."""
-        rows, weight = pointwise_convolution.operands(args[0], args[1])
+        rows, weight = pointwise_convolution.operands(args[0], args[1], args[6])
         given = (rows, weight) if args[2] is None else (args[2], rows, weight)
         return pointwise_convolution.image_of(product_as_loops(given, {}), self.symbols.shape(promise.shape))
 

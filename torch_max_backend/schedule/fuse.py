@@ -19,8 +19,6 @@ MOST, NEAR = 8, 8
 """Members of a kernel that others join for what they read, and kernels that are tried."""
 FEW, BRIEF = 1 << 14, 1 << 18
 """Elements, and operations on them, for which one block of a grid takes no longer than another launch."""
-TURNED = 1 << 20
-"""Elements of a transpose in a kernel of rows that are worth a kernel of their own: a guess that no GPU has tried."""
 
 
 @dataclass
@@ -95,21 +93,21 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
             return False
         if machine.has_grid and not _shares_whole_loops(group, d, shared, names):
             return False
-        if machine.has_grid and _turns(group, renamed(d, names), shared, layouts):
+        if _turns(group, renamed(d, names), shared, layouts, machine):
             return False
     group.outer = shared
     group.members.append(renamed(d, names))
     return True
 
 
-def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str, Layout]) -> bool:
+def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str, Layout], machine: Machine) -> bool:
     """Whether memory runs along rows for a group and across them for ``d``, or the other way round.
 
-    A kernel of its own can pass tiles through shared memory. As a batch norm of a contiguous image whose result has
-    channels last, which would write each element of a row into another sector. Short rows are one thread's, which
+    A kernel of its own can turn tiles in registers or shared memory. As a batch norm of a contiguous image whose result
+    has channels last, which would write each element of a row into another sector. Short rows are one thread's, which
     writes beside its neighbours.
     """
-    if d.how is not None or cost.iterations(d) < max(TURNED, SHORT * cost.count(shared) + 1):
+    if d.how is not None or cost.iterations(d) < max(machine.turned, SHORT * cost.count(shared) + 1):
         return False
     along = across = 0
     for m in group.members:
@@ -120,22 +118,22 @@ def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str
 
 
 def _directions(d: Definition, shared: list[Var], layouts: Mapping[str, Layout]) -> tuple[int, int]:
-    """Bytes in reach of a definition of which neighbours in memory are in one row of ``shared``, and in several.
+    """Elements in reach of a definition of which neighbours in memory are in one row of ``shared``, and in several.
 
     What has one element for a row, or the same ones for all, counts for neither. What is written counts twice.
     """
     found = [0, 0]
-    touched = [(x.source, x.index, x.dtype.itemsize) for x in loads(*d.expressions())]
+    touched = [(x.source, x.index, 1) for x in loads(*d.expressions())]
     if not d.reduced:
-        touched.append((d.name, _own_index(d), 2 * d.dtype.itemsize))
-    for name, index, width in touched:
+        touched.append((d.name, _own_index(d), 2))
+    for name, index, weight in touched:
         address = layouts[name].address(index)
         moving = address.variables
         if moving <= {*shared} or not moving & {*shared}:
             continue
         neighbours = [v for v in moving if v.size != 1 and address.coefficient(v) == 1]
         if neighbours:
-            found[neighbours[0] in shared] += width * cost.count(moving)
+            found[neighbours[0] in shared] += weight * cost.count(moving)
     return found[0], found[1]
 
 

@@ -73,8 +73,8 @@ def _repeats(d: Definition, readers: list[Step], price: float, kept: bool, machi
     in_order = any(isinstance(r, Definition) and isinstance(r.how, Scan | Scatter) for r in readers)
     if in_order and price > 4 and not (machine.has_grid and elsewhere <= here):
         return False
-    if kept:
-        return price <= 3 and elsewhere <= 2 * here
+    if kept:  # what leaves is written anyway, and what joins its kernel has it from a register
+        return price <= 3 and elsewhere <= 2 * here and sum(1 for _ in loads(*d.expressions())) <= 1
     launch = machine.launch if price <= DEEP or max(times, default=0) > here else 0
     saved = 3 * here + 2 * elsewhere + launch  # written once, and read by each
     return max(0, elsewhere - here) * price <= saved

@@ -23,6 +23,7 @@ class Machine:
             times ``results`` of them they are cut in parts, since a kernel of few long blocks ends late.
         waves: See ``far``.
         launch: Elements that are read in the time that another launch takes.
+        turned: Elements of a transpose in a kernel of rows that are worth a kernel of their own.
         operations: Operations on an element that take as long as reading it.
         has_grid: Whether kernels run on a grid of blocks.
     """
@@ -34,6 +35,7 @@ class Machine:
     results: tuple[int, int]
     part: int
     most_parts: int
+    turned: int
     operations: int = 1
     block: int = 0
     line: int = 0
@@ -43,7 +45,9 @@ class Machine:
     has_grid: bool = False
 
 
-CPU = Machine(row=1 << 16, parts=8, alone=1 << 16, neighbours=16, results=(16, 256), part=8192, most_parts=64)
+CPU = Machine(
+    row=1 << 16, parts=8, alone=1 << 16, neighbours=16, results=(16, 256), part=8192, most_parts=64, turned=1 << 14
+)
 GPU = Machine(
     row=1 << 18,
     parts=132,
@@ -52,6 +56,7 @@ GPU = Machine(
     results=(264, 264 * 32),
     part=2048,
     most_parts=1056,
+    turned=1 << 20,
     operations=16,
     block=1 << 17,
     line=32,

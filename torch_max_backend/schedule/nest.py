@@ -29,6 +29,8 @@ BLOCK = 16
 ONE_BY_ONE, STORE, CHAINED, MISS = 0.5, 1.5, 3.0, 2.0
 """Cycles: of an operation that is in no vector; of a store, against a load's 1; of waiting for the sum before; and of a
 line that is not near."""
+SHORTER = 8
+"""Iterations of a loop, at most, that leave half of a vector empty."""
 GATHERED = 4
 """Bytes of an element, at least, that processors load from places of their own for all lanes at once."""
 FEW = 4
@@ -528,8 +530,25 @@ def _elementwise(n: Nest) -> Nest:
     across = _read_across(n, v) if _has_no_conditions(v, stage) else None
     if across is not None:
         return _transposed(n, v, across)
+    around = _around_a_short_loop(v, stage, [w for _, w in choices])
+    if around is not None:
+        made = Nest(tuple(w for w in n.outer if w != v), (dataclasses.replace(stage, free=(v,)),))
+        return dataclasses.replace(made, vector=around)
     inner = dataclasses.replace(stage, free=(v,), vector=v)
     return sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, v)
+
+
+def _around_a_short_loop(v: Var, stage: StageNest, others: Iterable[Var]) -> Var | None:
+    """The loop around a short one ``v`` along which vectors are quicker, though they find no neighbours in memory.
+
+    That is where much is computed of each element, and conditions cut the short loop in parts without vectors, as
+    those of a window do.
+    """
+    if cost.count([v]) > SHORTER or _has_no_conditions(v, stage):
+        return None
+    found = [(_time(w, stage), w) for w in others if w != v and cost.count([w]) >= LANES]
+    time, w = min(found, key=lambda x: x[0], default=(math.inf, None))
+    return w if time < _time(None, dataclasses.replace(stage, free=(v,))) else None
 
 
 def _read_across(n: Nest, v: Var) -> Var | None:

@@ -388,10 +388,15 @@ def log_softmax(self: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
 # _softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor
 @rule(aten._softmax_backward_data.default)
 def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """``g y - y sum(g y)``, as torch's kernels for a GPU and its decomposition have it.
+
+    In a row whose gradient is zero both products are rounded alike, unlike those of ``y (g - sum(g y))``: the sum of a
+    million such rows is a tenth as far off.
+    """
     compute = computed_in(grad_output.dtype)
     both = pointwise(lambda g, y: g * y, grad_output, output, dtype=compute, compute=compute)
     total = over("sum", both, dim, True, compute=compute)
-    return pointwise(lambda g, y, s: y * (g - s), grad_output, output, total, dtype=input_dtype, compute=compute)
+    return pointwise(lambda b, y, s: b - y * s, both, output, total, dtype=input_dtype, compute=compute)
 
 
 # _log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor

@@ -30,6 +30,23 @@ def erf_by_exp2[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
+def erf_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """`1 - t p(t) e^(-x^2)` with `t = 1 / (1 + 0.468 |x|)`, off by 2e-7; two terms of the series near 0."""
+    var a = float_abs(x)
+    var z = mul(a, a)
+    var t = reciprocal_nearly(fma(a, const[f32, w](0.467837125), const[f32, w](1)))
+    var p = const[f32, w](-0.220745504)
+    p = fma(p, t, const[f32, w](0.750544250))
+    p = fma(p, t, const[f32, w](-0.182804927))
+    p = fma(p, t, const[f32, w](0.408842027))
+    p = fma(p, t, const[f32, w](0.244164065))
+    var e = mul(t, exp2_nearly(mul(z, const[f32, w](-1.44269502))))
+    var far = fma(neg(p), e, const[f32, w](1))
+    var close = mul(a, fma(z, const[f32, w](-0.376126379), const[f32, w](1.12837923)))
+    return copysign(select(lt(a, const[f32, w](0.0625)), close, far), x)
+
+
+@always_inline("nodebug")
 def erf[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     """A polynomial below 1; above, 1 less the exponential of one."""
     if on_gpu():

@@ -1,0 +1,112 @@
+"""Kernels whose results lie across what they read, and vectors around short loops: where, and right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.codegen.test_written_source import program
+from tests.support.loop_programs import check_generated, check_passes
+from torch_max_backend import reports
+from torch_max_backend.loops.rules import indexing, reduce, views
+from torch_max_backend.loops.rules.registry import rules
+from torch_max_backend.loops.tensor import Tensor, pointwise
+from torch_max_backend.schedule.plan import schedule
+
+pytestmark = pytest.mark.any_runner("programs without a graph")
+
+aten = torch.ops.aten
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def kernels(function: Function, *inputs: torch.Tensor) -> list[str]:
+    """The text of each kernel."""
+    return str(schedule(program(function, *inputs).program)).split("kernel over")[1:]
+
+
+# -- results across what is read --------------------------------------------------------------------------------------
+def softmax_of_columns(x: Tensor) -> tuple[Tensor, ...]:
+    """Contiguous, of a matrix whose columns are contiguous."""
+    return (reduce.softmax(views.t(x), 1, False),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_written_across_memory_is_turned(dtype: torch.dtype, tmp_path: Path) -> None:
+    x = randn(200, 150, dtype=dtype)
+    *_, last = kernels(softmax_of_columns, x)
+    assert "sum of" not in last and "div" in last
+    made = program(softmax_of_columns, x, smooth=True)
+    assert "turn_block(" in made.written().source
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
+def test_a_small_matrix_is_one_kernel() -> None:
+    assert len(kernels(softmax_of_columns, randn(64, 64))) == 1
+
+
+def test_rows_stay_together() -> None:
+    assert len(kernels(lambda x: (reduce.softmax(x, 1, False),), randn(200, 150))) == 1
+
+
+# -- what leaves and is read again -------------------------------------------------------------------------------------
+def test_a_sum_that_leaves_is_computed_once() -> None:
+    """A residual sum and its norm are one kernel, which reads each of the two once."""
+
+    def both(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = x + y
+        return torch.nn.functional.rms_norm(z, (200,)), z
+
+    inputs = randn(300, 200), randn(300, 200)
+    compiled = torch.compile(both, backend="max_backend", options={"fallback": "error", "executor": "auto"})
+    torch.testing.assert_close(compiled(*inputs), both(*inputs))
+    (done,) = reports()[-1].programs
+    assert (done.kernels, done.bytes_moved) == (1, 4 * inputs[0].nbytes)
+
+
+# -- short loops -------------------------------------------------------------------------------------------------------
+def across_channels(x: Tensor) -> tuple[Tensor, ...]:
+    """Each channel by its neighbours, as a local response norm has it; channels are the last dimension."""
+    wide = views.constant_pad_nd(pointwise(lambda a: a * a, x), [1, 1])
+    n = x.shape[-1]
+    left, right = views.slice_(wide, -1, 0, n), views.slice_(wide, -1, 2, n + 2)
+    power = rules()[aten.pow.Tensor_Scalar](pointwise(lambda a, b, c: a * a + b + c + 1.0, x, left, right), 0.75)
+    return (pointwise(lambda a, b: a / b, x, power),)
+
+
+@pytest.mark.parametrize(("channels", "inside"), [(3, True), (4, True), (7, True), (64, False)])
+def test_vectors_are_around_a_short_window(channels: int, inside: bool, tmp_path: Path) -> None:
+    x = randn(500, channels)
+    (text,) = kernels(across_channels, x)
+    assert bool(re.match(r" i\d+:500 in vectors:", text)) == inside
+    made = program(across_channels, x, smooth=True)
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
+def test_cheap_short_loops_stay() -> None:
+    """As a shift by one, whose time is that of reading."""
+
+    def shifted(x: Tensor) -> tuple[Tensor, ...]:
+        return (views.constant_pad_nd(x, [1, -1]),)
+
+    (text,) = kernels(shifted, randn(5000, 4))
+    assert "5000 in vectors" not in text
+
+
+# -- places that are read ----------------------------------------------------------------------------------------------
+def test_a_place_is_read_and_checked_once_a_row(tmp_path: Path) -> None:
+    table, places = randn(30, 128), torch.randint(0, 30, (50,), generator=torch.Generator().manual_seed(0))
+    made = program(lambda x, i: (indexing.embedding(x, i),), table, places)
+    lines = made.written().source.splitlines()
+    (checked,) = (k for k, line in enumerate(lines) if "checked_index(" in line)
+    (stored,) = (k for k, line in enumerate(lines) if "store(" in line)
+    loops = [k for k, line in enumerate(lines) if line.strip().startswith("while")]
+    assert any(checked < k < stored for k in loops)
+    check_generated([made], [check_passes(made)], tmp_path)
