@@ -104,7 +104,8 @@ FITS: dict[str, tuple[Function, float, float, int, Function]] = {
     ),
     "erf, above 1: log(erfc t)": (lambda t: mp.log(mp.erfc(t)), 0.999, 4.0, 7, lambda t: mp.erfc(t)),
     "erf32_nearly: erfc(a) e^(a^2) / t by t = 1 / (1 + p a), p = 0.467837125": (
-        lambda t: mp.erfc(_from_t(t)) * mp.exp(_from_t(t) ** 2) / t, 0.3, 1.0, 4, lambda t: t * mp.exp(-_from_t(t) ** 2),
+        lambda t: mp.erfc(_from_t(t)) * mp.exp(_from_t(t) ** 2) / t,
+        0.3, 1.0, 4, lambda t: t * mp.exp(-_from_t(t) ** 2),
     ),
     "exp64: (e^r - 1 - r) / r^2": (_tail(mp.exp, 2), -LN2_2, LN2_2, 9, lambda r: r**2 + mp.mpf(10) ** -6),
     "log64: (log((1+s)/(1-s)) - 2s) / s^3 by s^2": (

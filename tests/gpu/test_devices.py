@@ -45,7 +45,7 @@ def _no_synchronisation() -> Iterator[None]:
 
 # -- memory --------------------------------------------------------------------------------------------------------
 def test_tensors_go_in_and_out_without_a_copy() -> None:
-    """Torch allocates nothing in a call: inputs are read where they are, and results are MAX's own memory."""
+    """Torch allocates no more than the result in a call: inputs are read where they are."""
     x, y = torch.randn(2, 1024, 4096, device="cuda")
     function = _compiled(_chain)
     function(x, y)
@@ -54,7 +54,7 @@ def test_tensors_go_in_and_out_without_a_copy() -> None:
     torch.cuda.reset_peak_memory_stats()
     result = function(x, y)
     torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before < x.nbytes
+    assert torch.cuda.max_memory_allocated() - before <= result.nbytes
     torch.testing.assert_close(result, _chain(x, y), rtol=1.3e-5, atol=1.5e-5)
 
 

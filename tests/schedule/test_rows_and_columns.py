@@ -56,6 +56,21 @@ def test_rows_stay_together() -> None:
     assert len(kernels(lambda x: (reduce.softmax(x, 1, False),), randn(200, 150))) == 1
 
 
+def masked_softmax_of_columns(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """Of a matrix whose columns are contiguous, with a mask whose rows are."""
+    hidden = rules()[aten.masked_fill.Scalar](views.t(x), mask, -1e4)
+    return (reduce.softmax(hidden, 1, False),)
+
+
+def test_what_lies_otherwise_than_the_rest_is_turned_once(tmp_path: Path) -> None:
+    inputs = randn(200, 150), randn(150, 200) > 0
+    first, last = kernels(masked_softmax_of_columns, *inputs)
+    assert re.match(r" i\d+:150 in vectors", first) and first.count("x1[") == 1 and "x1[" not in last
+    made = program(masked_softmax_of_columns, *inputs, smooth=True)
+    assert made.written().source.count("turn_block(") >= 2
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
 # -- what leaves and is read again -------------------------------------------------------------------------------------
 def test_a_sum_that_leaves_is_computed_once() -> None:
     """A residual sum and its norm are one kernel, which reads each of the two once."""

@@ -10,11 +10,15 @@ from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan, Scatter, Sort, Step
 from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.kernel import Layout
 from torch_max_backend.schedule.machine import CPU, Machine
 
 DEEP = 4
 """Loads, from which on an element is kept for readers of as many elements, however few these are: else a chain of sums,
 such as the residuals of a model's layers, is read again from its beginning by each of its readers."""
+
+ACROSS = 8
+"""Loads that a load takes which finds no neighbours in memory: a line for each element."""
 
 DEEPEST = 100
 """Expressions inside each other, from which on a definition stays: passes and compilers descend into what it computes.
@@ -41,7 +45,7 @@ def inline(program: Program, machine: Machine = CPU) -> Program:
     for step in program.steps:
         if isinstance(step, Definition):
             step = substituted(step, bodies)
-            price = _price(step, machine)
+            price = _price(step, machine) + (ACROSS if _reads_across(step, program, machine) else 0)
             ends_sums = machine.has_grid and _ends_reductions(step, sums, readers[step.name])
             stays = step.how is not None or ends_sums or depth(step.body) > DEEPEST
             if not stays and _repeats(step, readers[step.name], price, step.name in kept, machine):
@@ -61,6 +65,24 @@ def _price(d: Definition, machine: Machine) -> float:
     total = cost.of_expression(*d.expressions())
     read = sum(1 for _ in loads(*d.expressions()))
     return read + (total - read) / machine.operations
+
+
+def _reads_across(d: Definition, program: Program, machine: Machine) -> bool:
+    """Whether inputs that ``d`` reads have their neighbours in memory along different loops of it.
+
+    One loop turns one of them in blocks. Several that compute ``d`` again would step over lines of memory in each.
+    """
+    if cost.iterations(d) < machine.turned:
+        return False
+    found = set[Var]()
+    for x in loads(*d.expressions()):
+        if x.source in program.inputs:
+            given = program.inputs[x.source]
+            address = Layout(given.sizes, given.strides).address(x.index)
+            moving = [v for v in address.variables if v.size != 1]
+            if len(moving) > 1:
+                found.update(v for v in moving if address.coefficient(v) == 1)
+    return len(found) > 1
 
 
 def _repeats(d: Definition, readers: list[Step], price: float, kept: bool, machine: Machine) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -144,11 +145,11 @@ def _order_in(reader: Definition, x: Load, orders: Mapping[str, tuple[int, ...] 
 
 
 def _order_of_sources(d: Definition, layouts: Mapping[str, Layout]) -> tuple[int, ...] | None:
-    """The order of dimensions in which all tensors lie that a definition reads whole, if there is one such order.
+    """The order of dimensions in which tensors lie that a definition reads whole: those with most bytes, if any have.
 
     If it reads none whole, the dimension along which all that it reads has neighbours in memory is the last one.
     """
-    orders, fastest = set(), set()
+    orders, fastest = Counter[tuple[int, ...]](), set()
     for x in loads(*d.expressions()):
         address = layouts[x.source].address(x.index)
         if address.variables:
@@ -157,12 +158,13 @@ def _order_of_sources(d: Definition, layouts: Mapping[str, Layout]) -> tuple[int
         long = [k for k, v in enumerate(d.variables) if v.size != 1]
         if all(steps[k] for k in long):
             short = (k for k in range(len(steps)) if k not in long)
-            orders.add((*short, *sorted(long, key=lambda k: -steps[k])))
+            orders[*short, *sorted(long, key=lambda k: -steps[k])] += x.dtype.itemsize
     if isinstance(d.how, Scatter):
         return None
     if not orders and len(fastest) == 1 and len(last := fastest.pop()) == 1:  # as what windows read
         return (*(k for k in range(len(d.variables)) if k not in last), *last)
-    return orders.pop() if len(orders) == 1 else None
+    first, second = [*orders.most_common(2), (None, 0), (None, 0)][:2]
+    return first[0] if first[1] > second[1] else None
 
 
 def _local(program: Program, steps: list[Kernel | Call]) -> frozenset[str]:
