@@ -77,6 +77,7 @@ ROWS = [
     Row("replicate 3d", _pool(F.pad, (1, 2, 1, 0, 2, 1), "replicate"), (1, 2, 3, 6, 19)),
     Row("replicate, cropped", _pool(F.pad, (-2, 3, 1, -1), "replicate")),
     Row("circular", _pool(F.pad, (3, 2, 1, 4), "circular"), gradient=False),
+    Row("circular of less", _pool(F.pad, (-1, 2, 1, -2), "circular"), gradient=False),
     Row("constant", _pool(F.pad, (3, 2, 1, 4), "constant", 1.5)),
     Row("constant, cropped", _pool(F.pad, (-3, 2, 1, -4))),
     Row("nearest 1d", _pool(F.interpolate, scale_factor=1.7, mode="nearest"), (2, 3, 41)),

@@ -78,7 +78,11 @@ def _restore() -> None:
 
 
 def pad_circular(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
-    """``F.pad(x, pad, mode="circular")``: the end, the image and its beginning, joined along each dimension."""
+    """``F.pad(x, pad, mode="circular")``: the end, the image and its beginning, joined along each dimension.
+
+    Where one number is negative, the image is what it leaves. Torch reads memory that nothing has written if less is
+    left than the other number asks for; this is refused.
+    """
     for k in range(len(pad) // 2):
         d = x.dim() - 1 - k
         before, after = pad[2 * k], pad[2 * k + 1]
@@ -87,10 +91,14 @@ def pad_circular(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
             raise RuntimeError("Padding value causes wrapping around more than once.")
         if size + before + after < 0:
             raise RuntimeError("Negative padding value is resulting in an empty dimension")
-        parts = [x.narrow(d, size - before, before)] if before > 0 else []
         start, end = max(0, -before), size - max(0, -after)
-        parts.append(x.narrow(d, start, max(0, end - start)))
+        left = max(0, end - start)
+        x = x.narrow(d, start, left)
+        if before > left or after > left:
+            raise RuntimeError("Padding value causes wrapping around more than once, of what a negative one leaves.")
+        parts = [x.narrow(d, left - before, before)] if before > 0 else []
+        parts.append(x)
         if after > 0:
             parts.append(x.narrow(d, 0, after))
-        x = torch.cat(parts, d) if len(parts) > 1 else parts[0]
+        x = torch.cat(parts, d) if len(parts) > 1 else x
     return x.clone(memory_format=torch.contiguous_format)
