@@ -491,8 +491,13 @@ def _idle(v: Var, n: Nest) -> float:
 
 
 def _waits(n: Nest) -> bool:
-    """Whether a step of a scan takes so long that several lines at once pay, whatever their distance in memory."""
-    return any(isinstance(s.how, Scan) and s.combiner == "log_sum_exp" for stage in n.stages for s in stage.statements)
+    """Whether a step of a scan takes so long that several lines at once pay, whatever their distance in memory.
+
+    Two lines are two threads'.
+    """
+    return cost.count(n.outer) > 2 and any(
+        isinstance(s.how, Scan) and s.combiner == "log_sum_exp" for stage in n.stages for s in stage.statements
+    )
 
 
 def _around(v: Var, s: StageNest, n: Nest) -> frozenset[Var] | None:
