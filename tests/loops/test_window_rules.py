@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import torch_max_backend
+from torch_max_backend.capture.whole_image_ops import pad_circular
 
 pytestmark = pytest.mark.sampled
 
@@ -78,6 +79,7 @@ ROWS = [
     Row("replicate, cropped", _pool(F.pad, (-2, 3, 1, -1), "replicate")),
     Row("circular", _pool(F.pad, (3, 2, 1, 4), "circular"), gradient=False),
     Row("circular of less", _pool(F.pad, (-1, 2, 1, -2), "circular"), gradient=False),
+    Row("circular, all of it", _pool(F.pad, (4, 0, 0, 4), "circular"), (1, 2, 4, 4), gradient=False),
     Row("constant", _pool(F.pad, (3, 2, 1, 4), "constant", 1.5)),
     Row("constant, cropped", _pool(F.pad, (-3, 2, 1, -4))),
     Row("nearest 1d", _pool(F.interpolate, scale_factor=1.7, mode="nearest"), (2, 3, 41)),
@@ -189,6 +191,19 @@ IN_CHANNELS_LAST = [
 def test_channels_last(row: Row) -> None:
     b, c, h, w = row.shape
     _check(row, _image((b, 8 * c, h, w)).to(memory_format=torch.channels_last), row in CHEAP)
+
+
+def test_circular_pads_repeat_what_a_negative_number_leaves() -> None:
+    """Where torch reads what it may not have written. If none is left there is nothing to repeat."""
+    x = torch.arange(8.0).view(1, 2, 4)
+
+    def padded(x: torch.Tensor) -> list[torch.Tensor]:
+        return [F.pad(x, pad, "circular") for pad in ((-2, 3), (4, -1))]
+
+    found = torch.compile(padded, backend="max_backend", options={"fallback": "error", "executor": "auto"})(x)
+    assert found[0][0, 0].tolist() == [2, 3, 2, 3, 2] and found[1][0, 0].tolist() == [2, 0, 1, 2, 0, 1, 2]
+    with pytest.raises(RuntimeError, match=r"circular pad of \(4, -4\) leaves none of 4 elements of dimension 2"):
+        pad_circular(x, (4, -4))
 
 
 def test_places_of_nan_and_of_equal_elements() -> None:

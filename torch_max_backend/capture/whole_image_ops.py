@@ -80,8 +80,8 @@ def _restore() -> None:
 def pad_circular(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
     """``F.pad(x, pad, mode="circular")``: the end, the image and its beginning, joined along each dimension.
 
-    Where one number is negative, the image is what it leaves. Torch reads memory that nothing has written if less is
-    left than the other number asks for; this is refused.
+    Where one number is negative, the image is what it leaves. If that is less than the other one asks for, it is
+    repeated; torch reads memory there that it may not have written.
     """
     for k in range(len(pad) // 2):
         d = x.dim() - 1 - k
@@ -93,12 +93,15 @@ def pad_circular(x: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
             raise RuntimeError("Negative padding value is resulting in an empty dimension")
         start, end = max(0, -before), size - max(0, -after)
         left = max(0, end - start)
+        if left == 0 and max(before, after) > 0:
+            raise RuntimeError(
+                f"A circular pad of ({before}, {after}) leaves none of {size} elements of dimension {d}."
+            )
         x = x.narrow(d, start, left)
-        if before > left or after > left:
-            raise RuntimeError("Padding value causes wrapping around more than once, of what a negative one leaves.")
-        parts = [x.narrow(d, left - before, before)] if before > 0 else []
-        parts.append(x)
+        parts = [x]
+        if before > 0:
+            parts = [x.narrow(d, left - before % left, before % left), *[x] * (before // left), *parts]
         if after > 0:
-            parts.append(x.narrow(d, 0, after))
+            parts += [*[x] * (after // left), x.narrow(d, 0, after % left)]
         x = torch.cat(parts, d) if len(parts) > 1 else x
     return x.clone(memory_format=torch.contiguous_format)
