@@ -19,7 +19,7 @@ from torch_max_backend.compile.cuda_build import build_cubin
 from torch_max_backend.loops.expr import Const, Scalar, as_index, cast, compare_index, op, select
 from torch_max_backend.loops.index import Index, Sym, Var
 from torch_max_backend.loops.program import Input
-from torch_max_backend.loops.rules import indexing, reduce, views
+from torch_max_backend.loops.rules import indexing, pool, reduce, views
 from torch_max_backend.loops.tensor import Tensor, building, define, named, pointwise
 from torch_max_backend.runtime.index_reports import error_at
 from torch_max_backend.schedule.grid_memory import is_same_within, runs_within
@@ -231,6 +231,12 @@ def test_parts_that_begin_at_whole_vectors_are_joined_in_vectors() -> None:
     assert nest.lanes == 4
     (nest,) = nests(joined(21), 100_000, 32, dtype=torch.bfloat16)
     assert nest.lanes == 1
+
+
+def test_of_zeros_in_a_window_the_first_is_taken() -> None:
+    """A GPU's own instruction takes plus zero for larger than minus zero; torch's pools do not."""
+    text = texts(lambda x: pool.max_pool2d(x, [2, 2])[0], 2, 3, 8, 8)
+    assert text.count("maximum_so_far(") == 3 and " maximum(" not in text
 
 
 def test_conditions_that_are_the_same_in_a_vector() -> None:

@@ -338,7 +338,7 @@ def test_indices_out_of_range_are_clamped() -> None:
     """
     table = torch.randn(10, 8, device="cuda")
     indices = torch.tensor([0, 9, 10, 1000, -1, -(2**40)], device="cuda")
-    given = _compiled(lambda i, t: F.embedding(i, t) * 2)(indices, table)
+    given = _compiled(lambda i, t: F.embedding(i, t) * 2, check_indices=False)(indices, table)
     assert torch.equal(given, table[indices.clamp(0, 9)] * 2)
 
 

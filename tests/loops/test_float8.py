@@ -10,6 +10,7 @@ import torch
 
 import torch_max_backend
 from torch_max_backend.base.dtypes import FLOAT8
+from torch_max_backend.loops import float8
 
 OPTIONS = {"fallback": "error", "executor": "auto"}
 DTYPES = sorted(FLOAT8, key=str)
@@ -55,6 +56,15 @@ def test_rounding_to_8_bits(dtype: torch.dtype) -> None:
     inputs = list(numbers().values())
     for found, x in zip(compiled(lambda *xs: [y.to(dtype) for y in xs], *inputs), inputs, strict=True):
         assert_same(found, x.to(dtype))
+
+
+def test_older_versions_of_torch_have_no_greatest_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In ``float8_e4m3fn`` they make NaN of what would be rounded to a number beyond 448."""
+    monkeypatch.setattr(float8, "_saturates", lambda: False)
+    x = numbers()["float32"]
+    (found,) = compiled(lambda x: [x.neg().to(torch.float8_e4m3fn)], x)
+    wanted = torch.where(x.abs() <= 464, x.neg().to(torch.float8_e4m3fn).float(), float("nan"))
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,15 +1,18 @@
 """Floats of 8 bits, by their bits: kernels carry them as ``uint8``, and compute with them in float32.
 
 torch converts by way of float32, to the nearest number, ties to even. What lies beyond the greatest number is that
-number in ``float8_e4m3fn``, infinite in ``float8_e5m2``, else NaN. The ``fnuz`` dtypes have one zero and one NaN, of
-the bits that would be minus zero. ``float8_e8m0fnu`` is a power of two, or NaN: no zero and no sign; a tie goes up.
+number in ``float8_e4m3fn`` (NaN in older versions of torch), infinite in ``float8_e5m2``, else NaN. The ``fnuz`` dtypes
+have one zero and one NaN, of the bits that would be minus zero. ``float8_e8m0fnu`` is a power of two, or NaN: no zero
+and no sign; a tie goes up.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.loops.expr import Scalar, bitcast, cast, constant, op, select
@@ -42,13 +45,28 @@ _FORMATS = {
     torch.float8_e4m3fnuz: _Format(3, 8, 256.0, 0x80, 0x80, one_zero=True),
     torch.float8_e5m2fnuz: _Format(2, 16, 65536.0, 0x80, 0x80, one_zero=True),
 }
+_UNSATURATED = _Format(3, 7, 480.0, 0x7F, 0x7F)
+"""``float8_e4m3fn`` in older versions of torch, of which 2.11 is one."""
 assert {*_FORMATS, _SCALES} == FLOAT8
+
+
+@functools.cache
+def _saturates() -> bool:
+    """Whether the installed torch makes of a number beyond those of ``float8_e4m3fn`` the greatest of them."""
+    with unset_fake_temporarily():  # kernels are written while torch traces
+        beyond = torch.tensor(1e6, device="cpu").to(torch.float8_e4m3fn)
+        return not bool(beyond.to(torch.float32).isnan())
 
 
 def encoded(x: Scalar, dtype: torch.dtype) -> Scalar:
     """A number of any other dtype as a float of 8 bits."""
     bits = bitcast(cast(x, torch.float32), torch.int32)
-    found = _scale(bits) if dtype is _SCALES else _encoded(bits, _FORMATS[dtype])
+    if dtype is _SCALES:
+        found = _scale(bits)
+    elif dtype is torch.float8_e4m3fn and not _saturates():
+        found = _encoded(bits, _UNSATURATED)
+    else:
+        found = _encoded(bits, _FORMATS[dtype])
     return bitcast(cast(found, torch.uint8), dtype)
 
 

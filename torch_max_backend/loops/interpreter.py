@@ -20,6 +20,8 @@ Tensors = dict[str, torch.Tensor]
 _TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "neg": torch.neg,
     "absolute": torch.abs,
+    "maximum_so_far": torch.maximum,
+    "minimum_so_far": torch.minimum,
     "round_even": torch.round,
     "erfc": torch.erfc,
     "sub": torch.sub,

@@ -1,7 +1,7 @@
 """Small reductions over windows are written out, so that vectors run along the image and taps share what they read.
 
 Before: ``t0[i:64] = maximum over r:3 of x[2*i + r]``.
-After: ``t0[i:64] = maximum(maximum(x[2*i], x[2*i + 1]), x[2*i + 2])``.
+After: ``t0[i:64] = maximum_so_far(maximum_so_far(x[2*i], x[2*i + 1]), x[2*i + 2])``.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def _is_window(d: Definition) -> bool:
 def _unrolled(d: Definition) -> Definition:
     assert isinstance(d.how, Reduction)
     combine, total = _COMBINE[d.how.combiner], None
+    if d.body.dtype.is_floating_point:  # of zeros the first, whose sign a processor's own instruction may not keep
+        combine = {"maximum": "maximum_so_far", "minimum": "minimum_so_far"}.get(combine, combine)
     for places in itertools.product(*(range(int(v.size)) for v in d.how.variables)):
         values: dict[Atom, Index] = {v: Index.of(k) for v, k in zip(d.how.variables, places, strict=True)}
         tap: Scalar = rewrite(d.body, values)
