@@ -46,3 +46,15 @@ def test_groups_of_few_channels(dtype: torch.dtype, channels: int, groups: int, 
     torch.testing.assert_close(given, wanted, **TOLERANCE[dtype])
     assert given.stride() == wanted.stride()
     assert reports()[-1].programs[0].launches == launches
+
+
+@pytest.mark.parametrize(("channels", "outside", "launches"), [(4, 4, 2), (8, 2, 2), (4, 1, 0), (16, 4, 0)])
+def test_transposed_groups_of_few_channels(channels: int, outside: int, launches: int) -> None:
+    """As above, unless they are depthwise."""
+    torch._dynamo.reset()
+    x, w = torch.randn(2, channels, 40, 40), torch.randn(channels, outside, 3, 3)
+    run = torch.compile(lambda x, w: F.conv_transpose2d(x, w, groups=4), backend="max_backend", options=OPTIONS)
+    given, wanted = run(x, w), F.conv_transpose2d(x, w, groups=4)
+    torch.testing.assert_close(given, wanted, **TOLERANCE[torch.float32])
+    assert given.stride() == wanted.stride()
+    assert reports()[-1].programs[0].launches == launches

@@ -71,6 +71,33 @@ def test_what_lies_otherwise_than_the_rest_is_turned_once(tmp_path: Path) -> Non
     check_generated([made], [check_passes(made)], tmp_path)
 
 
+def softmax_of_planes(x: Tensor) -> tuple[Tensor, ...]:
+    """Contiguous, along the first dimension of planes whose columns are contiguous."""
+    return (reduce.softmax(views.transpose(x, 1, 2), 0, False),)
+
+
+def test_rows_around_which_memory_runs_two_ways_are_turned(tmp_path: Path) -> None:
+    x = randn(20, 70, 50)
+    first, last = kernels(softmax_of_planes, x)
+    assert "sum of" in first and "sum of" not in last
+    made = program(softmax_of_planes, x, smooth=True)
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
+def test_what_is_one_number_along_a_row_is_not_across(tmp_path: Path) -> None:
+    """A normalised tensor is computed where it is read, though its means lie along another loop than its elements."""
+
+    def sums(x: Tensor, mean: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        centred = pointwise(lambda a, b: a - b, x, views.unsqueeze(mean, 2))
+        squares, products = (pointwise(lambda a, b: a * b, centred, other) for other in (centred, y))
+        return reduce.sum_dims(squares, [2]), reduce.sum_dims(products, [0])
+
+    inputs = randn(16, 8, 256), randn(16, 8), randn(16, 8, 256)
+    assert all("sum of" in text for text in kernels(sums, *inputs))
+    made = program(sums, *inputs, smooth=True)
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
 # -- what leaves and is read again -------------------------------------------------------------------------------------
 def test_a_sum_that_leaves_is_computed_once() -> None:
     """A residual sum and its norm are one kernel, which reads each of the two once."""

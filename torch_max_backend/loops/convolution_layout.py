@@ -19,6 +19,9 @@ CHANNELS_LAST = (0, 2, 3, 1)
 """The order of an image's dimensions in memory."""
 FEW_CHANNELS = 16
 """Channels in a group below which a convolution with channels last is much faster: oneDNN's vectors have so many."""
+FEW_TRANSPOSED = 4
+"""The same of a transposed one. With one or two channels in a group, and more in the result, it takes a fifth of the
+time, with copies a third; depthwise ones do not pay for them."""
 A_CHAIN = 3
 """So many convolutions share what it costs to put channels last and back."""
 WORTH_A_COPY = 2**14
@@ -53,7 +56,7 @@ class Convolution:
     def gains(self, convolutions: int, copies: bool) -> bool:
         """Whether it pays to put channels last, among so many ``convolutions``; ``copies`` if the image is copied."""
         if self.is_transposed:
-            return self.groups == 1
+            return self._is_slow_transposed
         if copies and math.prod(self.image) + math.prod(self.result) < WORTH_A_COPY:
             return False
         return self.image[1] < FEW_CHANNELS * self.groups or convolutions >= A_CHAIN
@@ -64,9 +67,15 @@ class Convolution:
         if math.prod(self.image) + math.prod(self.result) < WORTH_A_COPY:
             return False
         if self.is_transposed:
-            return self.groups == 1
+            return self._is_slow_transposed
         inside = self.image[1] // self.groups
         return self.groups > 1 and 1 < inside < FEW_CHANNELS and math.prod(self.weight[2:]) > 1
+
+    @property
+    def _is_slow_transposed(self) -> bool:
+        """Whether a transposed convolution of a contiguous image takes much longer: with groups, those of few channels."""
+        inside, outside = self.image[1] // self.groups, self.result[1] // self.groups
+        return self.groups == 1 or (inside < FEW_TRANSPOSED and outside > 1)
 
     @property
     def orders_weight(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -101,7 +101,7 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
 
 
 def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str, Layout], machine: Machine) -> bool:
-    """Whether memory runs along rows for a group and across them for ``d``, or the other way round.
+    """Whether neighbours in memory are along another loop for ``d`` than for a group: rows, or one of those around them.
 
     A kernel of its own can turn tiles in registers or shared memory. As a batch norm of a contiguous image whose result
     has channels last, which would write each element of a row into another sector. Short rows are one thread's, which
@@ -109,20 +109,19 @@ def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str
     """
     if d.how is not None or cost.iterations(d) < max(machine.turned, SHORT * cost.count(shared) + 1):
         return False
-    along = across = 0
+    theirs = Counter[Var | None]()
     for m in group.members:
-        found = _directions(m, shared, layouts)
-        along, across = along + found[0], across + found[1]
-    mine = _directions(d, shared, layouts)
-    return (along - across) * (mine[0] - mine[1]) < 0
+        theirs.update(_directions(m, shared, layouts))
+    first, mine = _most(theirs), _most(_directions(d, shared, layouts))
+    return bool(first and mine) and first != mine
 
 
-def _directions(d: Definition, shared: list[Var], layouts: Mapping[str, Layout]) -> tuple[int, int]:
-    """Elements in reach of a definition of which neighbours in memory are in one row of ``shared``, and in several.
+def _directions(d: Definition, shared: list[Var], layouts: Mapping[str, Layout]) -> Counter[Var | None]:
+    """Elements in reach of a definition by the loop along which they are neighbours: one of ``shared``, or that of rows.
 
-    What has one element for a row, or the same ones for all, counts for neither. What is written counts twice.
+    What has one element for a row, or the same ones for all, does not count. What is written counts twice.
     """
-    found = [0, 0]
+    found = Counter[Var | None]()
     touched = [(x.source, x.index, 1) for x in loads(*d.expressions())]
     if not d.reduced:
         touched.append((d.name, _own_index(d), 2))
@@ -133,8 +132,14 @@ def _directions(d: Definition, shared: list[Var], layouts: Mapping[str, Layout])
             continue
         neighbours = [v for v in moving if v.size != 1 and address.coefficient(v) == 1]
         if neighbours:
-            found[neighbours[0] in shared] += weight * cost.count(moving)
-    return found[0], found[1]
+            found[neighbours[0] if neighbours[0] in shared else None] += weight * cost.count(moving)
+    return found
+
+
+def _most(counts: Counter[Var | None]) -> tuple[Var | None, ...]:
+    """What counts most, if one thing does."""
+    (one, most), (_, second) = [*counts.most_common(2), (None, 0), (None, 0)][:2]
+    return (one,) if most > second else ()
 
 
 def _is_for_one_block(group: _Group, d: Definition) -> bool:

@@ -68,21 +68,21 @@ def _price(d: Definition, machine: Machine) -> float:
 
 
 def _reads_across(d: Definition, program: Program, machine: Machine) -> bool:
-    """Whether inputs that ``d`` reads have their neighbours in memory along different loops of it.
+    """Whether no loop of ``d`` runs along memory in every input that it reads, or stays in one place there.
 
     One loop turns one of them in blocks. Several that compute ``d`` again would step over lines of memory in each.
     """
     if cost.iterations(d) < machine.turned:
         return False
-    found = set[Var]()
+    read: list[Index] = []
     for x in loads(*d.expressions()):
         if x.source in program.inputs:
             given = program.inputs[x.source]
             address = Layout(given.sizes, given.strides).address(x.index)
-            moving = [v for v in address.variables if v.size != 1]
-            if len(moving) > 1:
-                found.update(v for v in moving if address.coefficient(v) == 1)
-    return len(found) > 1
+            if sum(v.size != 1 for v in address.variables) > 1:
+                read.append(address)
+    along = {v for address in read for v in address.variables if v.size != 1 and address.coefficient(v) == 1}
+    return len(along) > 1 and not any(all(address.stride(v) in (0, 1) for address in read) for v in along)
 
 
 def _repeats(d: Definition, readers: list[Step], price: float, kept: bool, machine: Machine) -> bool:
