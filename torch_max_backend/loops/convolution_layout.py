@@ -73,7 +73,7 @@ class Convolution:
 
     @property
     def _is_slow_transposed(self) -> bool:
-        """Whether a transposed convolution of a contiguous image takes much longer: with groups, those of few channels."""
+        """Whether a transposed convolution of a contiguous image takes much longer: of groups, those of few channels."""
         inside, outside = self.image[1] // self.groups, self.result[1] // self.groups
         return self.groups == 1 or (inside < FEW_TRANSPOSED and outside > 1)
 

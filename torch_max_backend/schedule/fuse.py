@@ -101,7 +101,7 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
 
 
 def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str, Layout], machine: Machine) -> bool:
-    """Whether neighbours in memory are along another loop for ``d`` than for a group: rows, or one of those around them.
+    """Whether memory runs along another loop for ``d`` than for a group: along rows, or a loop around them.
 
     A kernel of its own can turn tiles in registers or shared memory. As a batch norm of a contiguous image whose result
     has channels last, which would write each element of a row into another sector. Short rows are one thread's, which
@@ -117,7 +117,7 @@ def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str
 
 
 def _directions(d: Definition, shared: list[Var], layouts: Mapping[str, Layout]) -> Counter[Var | None]:
-    """Elements in reach of a definition by the loop along which they are neighbours: one of ``shared``, or that of rows.
+    """Elements in reach of ``d`` by the loop along which they are neighbours: one of ``shared``, or that of rows.
 
     What has one element for a row, or the same ones for all, does not count. What is written counts twice.
     """
