@@ -180,6 +180,15 @@ def scattered(t: Table) abi("C"):
 
 
 @export
+def backwards(t: Table) abi("C"):
+    store(t.pointer[bf16](1), 0, load_reversed[16](t.pointer[bf16](0), 20))
+    store(t.pointer[bf16](1), 16, load_reversed_masked[16](t.pointer[bf16](0), 2, t.int(4)))
+    store(t.pointer[bf16](1), 32, load_strided_masked[16](t.pointer[bf16](0), 8, -1, t.int(4)))
+    store(t.pointer[boolean](3), 0, load_reversed[16](t.pointer[boolean](2), 20))
+    store(t.pointer[boolean](3), 16, load_reversed_masked[16](t.pointer[boolean](2), 2, t.int(4)))
+
+
+@export
 def gathered(t: Table) abi("C"):
     var i = 0
     while i < t.int(9):
@@ -550,6 +559,15 @@ def test_strided_and_scattered_memory(kernels: Kernels) -> None:
     first = a[1:17:4]
     assert torch.equal(out[40:48], torch.cat([first, first[-1:].expand(4)]))
     assert torch.equal(out[48:56:2], first) and not out[49:56:2].any() and not out[56:].any()
+
+
+def test_memory_from_last_to_first(kernels: Kernels) -> None:
+    a, flags = torch.randn(21).bfloat16(), torch.arange(21) % 3 == 0
+    out, found = torch.zeros(48).bfloat16(), torch.zeros(32, dtype=torch.bool)
+    kernels("backwards", a, out, flags, found, 3)
+    for x, y in ((a, out), (flags, found)):
+        assert torch.equal(y[:16], x[5:].flip(0)) and torch.equal(y[16:19], x[:3].flip(0)) and not y[19:32].any()
+    assert torch.equal(out[32:], a[[8, 7, 6, *[6] * 13]])
 
 
 def test_memory_at_places_of_every_width(kernels: Kernels) -> None:

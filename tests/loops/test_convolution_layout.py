@@ -21,15 +21,18 @@ def test_a_result_that_leaves_is_copied_back_if_it_is_large(dtype: torch.dtype, 
     torch._dynamo.reset()
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(s, generator=generator).to(dtype) for s in ((2, 12, size, size), (8, 12, 3, 3)))
-    run = torch.compile(lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1)), backend="max_backend", options=OPTIONS)
-    given, wanted = run(x, w), F.conv_transpose2d(x, w.transpose(0, 1))
+
+    def convolved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv_transpose2d(x, w.transpose(0, 1), stride=2)
+
+    given, wanted = torch.compile(convolved, backend="max_backend", options=OPTIONS)(x, w), convolved(x, w)
     torch.testing.assert_close(given, wanted, **TOLERANCE[dtype])
     assert given.stride() == wanted.stride()
     assert reports()[-1].programs[0].launches == copies
 
 
 @pytest.mark.parametrize(("channels", "groups", "taps", "launches"), [
-    (8, 4, 3, 2), (8, 1, 3, 0), (64, 4, 3, 0), (8, 8, 3, 0), (8, 4, 1, 0),
+    (8, 4, 3, 2), (8, 1, 3, 0), (64, 4, 3, 0), (8, 8, 3, 0),
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_groups_of_few_channels(dtype: torch.dtype, channels: int, groups: int, taps: int, launches: int) -> None:
@@ -53,8 +56,11 @@ def test_transposed_groups_of_few_channels(channels: int, outside: int, launches
     """As above, unless they are depthwise."""
     torch._dynamo.reset()
     x, w = torch.randn(2, channels, 40, 40), torch.randn(channels, outside, 3, 3)
-    run = torch.compile(lambda x, w: F.conv_transpose2d(x, w, groups=4), backend="max_backend", options=OPTIONS)
-    given, wanted = run(x, w), F.conv_transpose2d(x, w, groups=4)
+
+    def convolved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv_transpose2d(x, w, stride=2, groups=4)
+
+    given, wanted = torch.compile(convolved, backend="max_backend", options=OPTIONS)(x, w), convolved(x, w)
     torch.testing.assert_close(given, wanted, **TOLERANCE[torch.float32])
     assert given.stride() == wanted.stride()
     assert reports()[-1].programs[0].launches == launches

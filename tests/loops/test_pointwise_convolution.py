@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from torch_max_backend import reports
 from torch_max_backend.loops import small_products
+from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.tensor import building, named
+from torch_max_backend.loops.transposed_convolution import as_plain
 
 pytestmark = pytest.mark.sampled
 
@@ -77,8 +82,7 @@ def test_without_a_bias(kind: str, dtype: torch.dtype) -> None:
 def test_transposed(channels: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_products, "SMALL", 0)
     layer, x = nn.ConvTranspose2d(channels, 50, 1).to(dtype), torch.randn(3, channels, 5, 7).to(dtype)
-    convolution = {"ATen aten.convolution.default": 1}
-    assert calls_of(layer, x) == (convolution if channels == 40 and dtype is torch.float32 else ALONE[dtype])
+    assert calls_of(layer, x) == (ONE_PRODUCT if channels == 40 and dtype is torch.float32 else ALONE[dtype])
 
 
 def test_many_channels_of_float32_are_a_convolution() -> None:
@@ -104,13 +108,59 @@ def test_symbolic_sizes(kind: str) -> None:
         nn.Conv2d(6, 10, 3),
         nn.Conv2d(6, 10, 1, stride=2),
         nn.Conv2d(6, 10, 1, padding=1),
-        nn.Conv2d(6, 10, 1, groups=2),
+        nn.Conv2d(80, 10, 1, groups=2),
         nn.ConvTranspose2d(6, 10, 1, stride=2),
     ],
     ids=lambda layer: str(layer).replace(", ", " "),
 )
 def test_others_are_convolutions(layer: nn.Module) -> None:
-    assert calls_of(layer, IMAGES["images"]()) == {"ATen aten.convolution.default": 1}
+    x = torch.randn(3, layer.in_channels, 5, 7)
+    assert calls_of(layer, x) == {"ATen aten.convolution.default": 1}
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_groups_of_contiguous_images(
+    kind: type[nn.Module], bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = kind(12, 20, 1, groups=4, bias=bias).to(dtype), torch.randn(3, 12, 9, 7).to(dtype)
+    assert calls_of(layer, x) == ({} if dtype is torch.bfloat16 else {f"ATen aten.{'badd' * bias}bmm.default": 1})
+    monkeypatch.setattr(small_products, "SMALL", 0)
+    assert calls_of(layer, x) == {f"ATen aten.{'badd' * bias}bmm.default": 1}
+
+
+TRANSPOSED = [
+    (nn.ConvTranspose1d(6, 10, 3), (2, 6, 20)),
+    (nn.ConvTranspose2d(6, 10, 3, padding=1, bias=False), (2, 6, 8, 9)),
+    (nn.ConvTranspose2d(6, 12, (3, 2), groups=3), (2, 6, 8, 9)),
+    (nn.ConvTranspose2d(6, 6, 3, groups=6, dilation=2, padding=(4, 1)), (2, 6, 8, 9)),
+    (nn.ConvTranspose3d(4, 6, 2), (1, 4, 5, 6, 7)),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("k", range(len(TRANSPOSED)))
+def test_transposed_of_stride_1_are_plain(k: int, dtype: torch.dtype) -> None:
+    layer, shape = TRANSPOSED[k]
+    assert calls_of(copy.deepcopy(layer).to(dtype), torch.randn(shape).to(dtype)) == {
+        "ATen aten.convolution.default": 1
+    }
+
+
+@pytest.mark.parametrize("k", range(len(TRANSPOSED)))
+def test_the_plain_convolution_has_the_weight_in_reverse(k: int) -> None:
+    layer, shape = TRANSPOSED[k]
+    with building():
+        sizes = {"x": shape, "w": layer.weight.shape}
+        x, w = (named(name, tuple(map(Index.of, s)), torch.float32) for name, s in sizes.items())
+        geometry = layer.stride, layer.padding, layer.dilation, True, layer.output_padding, layer.groups
+        found = as_plain([x, w, None, *geometry], tuple(map(Index.of, layer(torch.zeros(shape)).shape)))
+        kept = as_plain([x, w, None, [2] * (x.rank - 2), *geometry[1:]], x.shape)
+    assert found is not None and found[6] is False and kept is None
+    features, inside, *taps = (int(n.constant) for n in found[1].shape)
+    assert (features, inside) == (layer.out_channels, layer.in_channels // layer.groups)
+    assert taps == list(layer.kernel_size)
 
 
 def test_what_leaves_contiguous_is_a_convolution() -> None:

@@ -38,7 +38,7 @@ class KernelWriter(AccumulatorWriter):
     adds_products = True
     """Whether a product is added to a sum in one rounding."""
     turns = True
-    """Whether blocks of rows are turned in registers, where vectors step over them."""
+    """Whether blocks of rows are turned in registers, where vectors step over them, and vectors that run backwards."""
 
     def __init__(self, nest: Nest, slots: Mapping[str, Slot]) -> None:
         super().__init__([name for name, _ in touched(nest)], {**slots, **_slots(nest.own)})
@@ -314,9 +314,13 @@ class KernelWriter(AccumulatorWriter):
 
     def _read(self, source: str, address: Index) -> Value:
         place = self.in_turns.get((source, address))
-        if place is None:
-            return super()._read(source, address)
-        return self._new("x", f"load[{SIDE}]({place})", SIDE)
+        if place is not None:
+            return self._new("x", f"load[{SIDE}]({place})", SIDE)
+        if self.turns and self.lanes > 1 and not self.where and self._step(address) == -1:
+            form, count = ("_masked", f", {self.masked}") if self.masked else ("", "")
+            given = f"{self.pointers[source]}, {self._index(address)}{count}"
+            return self._new("x", f"load_reversed{form}[{self.lanes}]({given})", self.lanes)
+        return super()._read(source, address)
 
     # -- the loops of a reduction ----------------------------------------------------------------------------
     def _reduction(self, stage: StageNest) -> None:

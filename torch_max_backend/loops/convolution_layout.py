@@ -1,7 +1,8 @@
 """In which order of memory a convolution shall have its image, its weight and its result.
 
 oneDNN's kernels for channels in the last place of memory are much faster where there are few channels in a group, and
-about equal elsewhere. Transposed convolutions of other images take up to six times as long. Kernels of one tap are
+about equal elsewhere. Transposed convolutions of other images take up to six times as long (those of stride 1 are
+plain ones by then: see ``transposed_convolution``). Kernels of one tap are
 products of matrices, which are fast with contiguous images where the weight is large. Weights with more taps are put
 into blocks at every call, which takes half as long if they have their channels last already. The limits below were
 chosen on two cores; no benchmark of this repository shows them.
@@ -73,7 +74,7 @@ class Convolution:
 
     @property
     def _is_slow_transposed(self) -> bool:
-        """Whether a transposed convolution of a contiguous image takes much longer: of groups, those of few channels."""
+        """Whether a transposed convolution of a contiguous image takes longer: of groups, those of few channels."""
         inside, outside = self.image[1] // self.groups, self.result[1] // self.groups
         return self.groups == 1 or (inside < FEW_TRANSPOSED and outside > 1)
 

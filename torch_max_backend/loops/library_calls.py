@@ -23,6 +23,7 @@ from torch_max_backend.loops.narrow_products import product_as_loops
 from torch_max_backend.loops.program import Call, Called, Definition, Ref, dense_strides
 from torch_max_backend.loops.rules import views
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor, define, named, sized
+from torch_max_backend.loops.transposed_convolution import as_plain
 from torch_max_backend.partition.region import Region
 
 CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
@@ -58,18 +59,24 @@ class LibraryCalls:
         return target in SORTS
 
     def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
-        if target is torch.ops.aten.convolution.default and pointwise_convolution.is_of_one_tap(args):
-            found = self._convolution_of_one_tap(args, promise)
-            if found is not None:
-                return found
+        if target is torch.ops.aten.convolution.default:
+            args = as_plain(args, self.symbols.shape(promise.shape)) or args
+            if pointwise_convolution.is_of_one_tap(args):
+                found = self._convolution_of_one_tap(args, promise)
+                if found is not None:
+                    return found
         return self._call(target, args, kwargs, promise)
 
     def _convolution_of_one_tap(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor | None:
         """A convolution of one tap as products or loops, if these are better."""
         places = math.prod(args[0].shape[2:], start=Index.of(1))
+        is_for_each = places != 1 and self.convolutions < A_CHAIN and self._has_contiguous_images(promise)
+        if args[8] != 1:
+            is_for_each = is_for_each and pointwise_convolution.has_small_groups(args)
+            return self._pointwise_for_each_image(args, promise) if is_for_each else None
         if small_products.is_pointwise(*args[:2]):
             return self._pointwise_as_loops(args, promise)
-        if places != 1 and self.convolutions < A_CHAIN and self._has_contiguous_images(promise):
+        if is_for_each:
             if args[0].dtype is torch.bfloat16:
                 return self._pointwise_for_each_image(args, promise)
             if pointwise_convolution.has_few_channels(args):
@@ -94,19 +101,24 @@ class LibraryCalls:
 
     def _pointwise_for_each_image(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor:
         """A convolution of one tap of contiguous images. A bias is added before numbers are rounded."""
-        x, weight, bias = args[:3]
-        matrices, images = pointwise_convolution.operands_for_each_image(x, weight, args[6])
-        like = promise.flatten(2).contiguous()
+        x, weight, bias, groups = *args[:3], args[8]
+        matrices, images = pointwise_convolution.operands_for_each_image(x, weight, groups)
+        like = promise.flatten(2).unflatten(1, (groups, -1)).flatten(0, 1).contiguous()
+        given, target = (matrices, images), torch.ops.aten.bmm.default
         if bias is not None:
-            rows = Tensor(self.symbols.shape(like.shape), x.dtype, lambda index: bias.at((index[1],)))
-            found = self._call(torch.ops.aten.baddbmm.default, (rows, matrices, images), {}, like)
-        else:
-            found = self._call(torch.ops.aten.bmm.default, (matrices, images), {}, like)
+            features = weight.shape[0] // groups
+            shape = self.symbols.shape(like.shape)
+            each = Tensor(shape[:2], x.dtype, lambda index: bias.at((index[0] % groups * features + index[1],)))
+            each = each if groups == 1 else self._defined(each)
+            given = (Tensor(shape, x.dtype, lambda index: each.at(index[:2])), *given)
+            target = torch.ops.aten.baddbmm.default
+        is_small = groups != 1 and small_products.is_product(given)
+        found = product_as_loops(given, {}) if is_small else self._call(target, given, {}, like)
         return views.reshaped(found, self.symbols.shape(promise.shape))
 
     def _pointwise_as_loops(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor:
         """A convolution of one tap, by a product that is a loop."""
-        rows, weight = pointwise_convolution.operands(args[0], args[1], args[6])
+        rows, weight = pointwise_convolution.operands(args[0], args[1])
         given = (rows, weight) if args[2] is None else (args[2], rows, weight)
         return pointwise_convolution.image_of(product_as_loops(given, {}), self.symbols.shape(promise.shape))
 

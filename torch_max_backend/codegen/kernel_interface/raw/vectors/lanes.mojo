@@ -47,8 +47,16 @@ def scatter_from[
 
 
 @always_inline("nodebug")
+def is_bf16[d: DType]() -> __mlir_type.`!kgen.scalar<bool>`:
+    return (d == bf16).__mlir_bool__()
+
+
+@always_inline("nodebug")
 def load_strided[w: Int, d: DType](p: Ptr[d], i: Int, step: Int) -> Vec[d, w]:
-    return strided_from[(0 < w).__mlir_bool__(), 0](p, i, step, const[d, w](0))
+    comptime if is_bf16[d]():  # as words: LLVM fails where it makes shuffles of such loads
+        return bitcast[d](strided_from[(0 < w).__mlir_bool__(), 0](as_words(p), i, step, const[u16, w](0)))
+    else:
+        return strided_from[(0 < w).__mlir_bool__(), 0](p, i, step, const[d, w](0))
 
 
 @always_inline("nodebug")
@@ -78,7 +86,10 @@ def strided_to[
 @always_inline("nodebug")
 def load_strided_masked[w: Int, d: DType](p: Ptr[d], i: Int, step: Int, count: Int) -> Vec[d, w]:
     """The first `count` lanes, at least one, from memory; the others repeat the last of them."""
-    return first_strided_from[(0 < w).__mlir_bool__(), 0](p, i, step, count, const[d, w](0))
+    comptime if is_bf16[d]():
+        return bitcast[d](first_strided_from[(0 < w).__mlir_bool__(), 0](as_words(p), i, step, count, const[u16, w](0)))
+    else:
+        return first_strided_from[(0 < w).__mlir_bool__(), 0](p, i, step, count, const[d, w](0))
 
 
 @always_inline("nodebug")

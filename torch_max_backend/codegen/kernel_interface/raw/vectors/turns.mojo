@@ -1,5 +1,37 @@
-"""Blocks of rows in memory as vectors of columns: transposes in registers."""
+"""Blocks of rows in memory as vectors of columns: transposes in registers. And vectors from last to first."""
 from vectors.memory import *
+
+
+@always_inline("nodebug")
+def in_reverse[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
+    """The lanes from the last to the first."""
+    return __mlir_op.`pop.call_llvm_intrinsic`[
+        intrin=__mlir_attr.`"llvm.vector.reverse" : !kgen.string`,
+        hasSideEffects=__mlir_attr.`false`,
+        _type=Vec[d, w].T,
+    ](x.v)
+
+
+@always_inline("nodebug")
+def load_reversed[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
+    """The element at `i`, and those before it."""
+    return in_reverse(load[w](p, i - (w - 1)))
+
+
+@always_inline("nodebug")
+def load_reversed_masked[w: Int, d: DType](p: Ptr[d], i: Int, count: Int) -> Vec[d, w]:
+    """The first `count` lanes from memory, zeros in the others."""
+    return in_reverse(load_last[w](p, i - (w - 1), count))
+
+
+@always_inline("nodebug")
+def load_last[w: Int, d: DType](p: Ptr[d], i: Int, count: Int) -> Vec[d, w]:
+    """The last `count` lanes from memory, zeros in the others."""
+    var here = ge(ramp[i32, w](), from_int[i32, w](w - count))
+    if d == boolean:
+        return from_bytes[d](read_where(as_bytes(p), i, here, const[u8, w](0)))
+    else:
+        return read_where(p, i, here, const[d, w](0))
 
 
 @always_inline("nodebug")

@@ -118,6 +118,21 @@ def load_strided[w: Int, d: DType](p: Ptr[d], i: Int, step: Int) -> Vec[d, w]:
 
 
 @always_inline("nodebug")
+def load_reversed[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
+    """The element at `i`, and those before it."""
+    return load_strided[w](p, i, -1)
+
+
+@always_inline("nodebug")
+def load_reversed_masked[w: Int, d: DType](p: Ptr[d], i: Int, count: Int) -> Vec[d, w]:
+    """The first `count` lanes from memory, zeros in the others."""
+    var r = const[d, w](0)
+    for k in range(min(w, count)):
+        r.v[k] = load[1](p, i - k).v[0]
+    return r
+
+
+@always_inline("nodebug")
 def as_words[d: DType](p: Ptr[d]) -> Ptr[u16]:
     """A tensor of 16-bit elements as their bits."""
     return Ptr[u16](p.address)
