@@ -104,7 +104,8 @@ class LibraryCalls:
         x, weight, bias, groups = *args[:3], args[8]
         matrices, images = pointwise_convolution.operands_for_each_image(x, weight, groups)
         like = promise.flatten(2).unflatten(1, (groups, -1)).flatten(0, 1).contiguous()
-        given, target = (matrices, images), torch.ops.aten.bmm.default
+        given: tuple[Tensor, ...] = (matrices, images)
+        target = torch.ops.aten.bmm.default
         if bias is not None:
             features = weight.shape[0] // groups
             shape = self.symbols.shape(like.shape)
