@@ -21,6 +21,10 @@ FEW, BRIEF = 1 << 14, 1 << 18
 """Elements, and operations on them, for which one block of a grid takes no longer than another launch."""
 
 
+MANY, LANES = 1 << 13, 16
+"""Elements of a reduction on a CPU that are worth a kernel with full vectors, and what these have."""
+
+
 @dataclass
 class _Group:
     """A kernel in the making: members in order, in terms of the shared variables ``outer``."""
@@ -92,6 +96,8 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
         if row > machine.row or (parts < machine.parts and alone > machine.alone):
             return False
         if machine.has_grid and not _shares_whole_loops(group, d, shared, names):
+            return False
+        if not machine.has_grid and _has_short_neighbours(group, d, shared, layouts):
             return False
         if _turns(group, renamed(d, names), shared, layouts, machine):
             return False
@@ -256,6 +262,21 @@ def _reduce_beside(group: _Group | Call, d: Definition, places: Mapping[str, int
 def _is_plain(d: Definition) -> bool:
     """Whether it is computed element by element, without conditions."""
     return d.how is None and not any(isinstance(x, Guarded) for x in walk(d.body))
+
+
+def _has_short_neighbours(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str, Layout]) -> bool:
+    """Whether a large reduction of a group would have vectors along a short loop alone, for the sake of ``d``, which
+    takes its few results: as sums of an image's channels, of which ``d`` adds up those of a group."""
+    large = [
+        m
+        for m in group.members
+        if isinstance(m.how, Reduction) and cost.iterations(m) >= max(MANY, SHORT * cost.iterations(d))
+    ]
+    return any(
+        v not in shared and 1 < cost.count([v]) < LANES and layouts[m.name].strides[k] == 1
+        for m in large
+        for k, v in enumerate(m.variables)
+    )
 
 
 def _are_neighbours(shared: list[Var], group: _Group, layouts: Mapping[str, Layout]) -> bool:

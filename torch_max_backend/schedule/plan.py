@@ -27,6 +27,7 @@ from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.small_kernels import sharing_launches
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
 from torch_max_backend.schedule.split_scans import split_long_scans
+from torch_max_backend.schedule.spread_groups import spread_groups
 from torch_max_backend.schedule.tables import tables
 from torch_max_backend.schedule.unroll_windows import unroll_windows
 from torch_max_backend.schedule.wide_extremes import wide_extremes
@@ -57,6 +58,8 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
     yield split_long_scans.__name__, program
     program = wide_extremes(program, machine)
     yield wide_extremes.__name__, program
+    program = spread_groups(program, layouts_of(program), machine)
+    yield spread_groups.__name__, program
     found = (without_sums_of_one_element, inline)  # what an index of one element reads is inlined after that
     for change in (*found, unroll_windows, split_divided_variables):
         program = inline(program, machine) if change is inline else change(program)

@@ -43,6 +43,8 @@ EVEN = 64
 """What a part's elements are a multiple of on a grid, where parts are not equal: as many threads share them."""
 SECTOR, LARGE = 32, 1 << 20
 """Bytes that a GPU's memory is read by, and of what a reduction reads that is worth another kernel."""
+SHORTER, MANY = 16, 1 << 13
+"""On a CPU: elements of a piece that leave lanes of a vector empty, and of what a reduction reads that is worth it."""
 HELD = 64
 """Elements of a part that a block's threads hold, if they have neighbouring results, so that it is read once."""
 GRID_CHAINS = 8
@@ -283,7 +285,7 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
     adds = known and how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
     if machine.has_grid:
         chain //= GRID_CHAINS
-    piece = _piece(d, wide, layouts) if machine.has_grid and along_memory else None
+    piece = _piece(d, wide, layouts, machine) if along_memory else None
     if piece is not None:
         along_memory, results = False, results * cost.count([piece])
         elements //= cost.count([piece])
@@ -296,7 +298,7 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
         return [whole]
     most = machine.most_parts if not machine.has_grid else max(2, machine.most_parts // _blocks(results, along_memory))
     parts = max(2, min(most, results * elements // part), -(-chain // CHAIN) if adds else 0) if is_cut else 1
-    if piece is not None:
+    if piece is not None and machine.has_grid:
         parts = max(parts, -(-elements // HELD))
     outer = [] if piece is None else [(piece, Index.of(piece))]
     rest = [v for v in how.variables if v != piece]
@@ -335,7 +337,7 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
     return [first, second]
 
 
-def _piece(d: Definition, wide: Sequence[Var], layouts: Mapping[str, Layout]) -> Var | None:
+def _piece(d: Definition, wide: Sequence[Var], layouts: Mapping[str, Layout], machine: Machine) -> Var | None:
     """The last loop, if it is a piece of memory so short that blocks with neighbouring results read the same sectors.
 
     So are a group's channels where channels are last. Each place of the piece is a part then, and blocks have all
@@ -343,8 +345,8 @@ def _piece(d: Definition, wide: Sequence[Var], layouts: Mapping[str, Layout]) ->
     """
     *others, last = wide
     width = _width(d)
-    is_short = isinstance(last.size, int) and last.size * width < SECTOR and others
-    if not is_short or cost.iterations(d) * width < LARGE:
+    most, least_work = (SECTOR // width, LARGE // width) if machine.has_grid else (SHORTER, MANY)
+    if not others or not isinstance(last.size, int) or last.size >= most or cost.iterations(d) < least_work:
         return None
     read = [layouts[x.source].address(x.index) for x in loads(d.body) if last in variables(x)]
     return last if read and any(all(runs_on(i, v, last) for i in read) for v in d.variables if v.size != 1) else None

@@ -1,0 +1,51 @@
+"""Norms of groups of few channels, which memory has last: vectors have channels of several groups, and are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.codegen.test_written_source import program
+from tests.support.loop_programs import check_generated, check_passes
+from torch_max_backend.loops.rules import views
+from torch_max_backend.loops.rules.registry import rules
+from torch_max_backend.loops.tensor import Tensor
+from torch_max_backend.schedule.plan import schedule
+
+pytestmark = pytest.mark.any_runner("programs without a graph")
+aten = torch.ops.aten
+SIZES = [(3, 16, 30, 20, 4), (1, 40, 50, 40, 8), (2, 9, 40, 21, 3)]
+"""Images, channels, rows, columns, groups."""
+
+
+def group_norm(images: int, channels: int, rows: int, columns: int, groups: int) -> list[object]:
+    def norm(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        found = rules()[aten.native_group_norm.default](x, w, b, images, channels, rows * columns, groups, 1e-5)
+        return (views.permute(found[0], (0, 2, 3, 1)),)
+
+    x = torch.randn(images, channels, rows, columns, generator=torch.Generator().manual_seed(0)) + 3
+    return [norm, x.to(memory_format=torch.channels_last), torch.rand(channels) + 0.5, torch.randn(channels)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_norms_of_groups(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    norm, *inputs = group_norm(*sizes)
+    made = program(norm, *inputs, smooth=True)  # type: ignore[arg-type]
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_long_loops_have_vectors_of_all_channels(sizes: tuple[int, ...]) -> None:
+    norm, *inputs = group_norm(*sizes)
+    text = str(schedule(program(norm, *inputs).program))  # type: ignore[arg-type]
+    channels = sizes[1]
+    kernels = [k for k in text.split("kernel over") if "x0[" in k]
+    assert len(kernels) == 2 and all(f":{channels} in vectors" in k for k in kernels)
+
+
+def test_few_elements_stay_one_kernel() -> None:
+    norm, *inputs = group_norm(2, 8, 6, 6, 2)
+    text = str(schedule(program(norm, *inputs).program))  # type: ignore[arg-type]
+    assert sum("x0[" in k for k in text.split("kernel over")) == 1

@@ -1,0 +1,73 @@
+"""What groups of neighbours share is written out for each of them, where vectors would be as short as a group.
+
+Means of few channels are read by images of which memory has the channels last: a vector of such an image has elements
+of several groups.
+
+Before: ``t1[n:4, p:4096, c:16] = x[n, p, c] - t0[n, c // 4]``.
+After: ``t1_0[n:4, c:16] = t0[n, c // 4]`` and ``t1[n:4, p:4096, c:16] = x[n, p, c] - t1_0[n, c]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from torch_max_backend.loops.expr import Load, Scalar, loads, rewrite
+from torch_max_backend.loops.index import Div, Index, Var
+from torch_max_backend.loops.program import Call, Definition, Program
+from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.kernel import Layout
+from torch_max_backend.schedule.machine import Machine
+
+LANES = 16
+"""Neighbours in a group, from which vectors have room in it."""
+TIMES, LEAST = 32, 1 << 13
+"""How often each element is read, at least, and elements that read them: fewer are in the kernel of the means."""
+
+
+def spread_groups(program: Program, layouts: Mapping[str, Layout], machine: Machine) -> Program:
+    """Definitions that read what is one number for a few neighbours read it element by element. Not on a grid, whose
+    threads compute an index for each element."""
+    if machine.has_grid:
+        return program
+    steps: list[Definition | Call] = []
+    for step in program.steps:
+        v = _fastest(step, layouts) if isinstance(step, Definition) else None
+        steps += [step] if v is None else _spread(step, v)  # type: ignore[arg-type]
+    return dataclasses.replace(program, steps=steps)
+
+
+def _fastest(d: Definition, layouts: Mapping[str, Layout]) -> Var | None:
+    """The variable along which the elements of a plain definition are neighbours."""
+    if d.how is not None or cost.iterations(d) < LEAST or not all(isinstance(v.size, int) for v in d.variables):
+        return None
+    strides = layouts[d.name].strides
+    return next((v for v, stride in zip(d.variables, strides, strict=True) if stride == 1 and v.size != 1), None)
+
+
+def _spread(d: Definition, v: Var) -> list[Definition]:
+    """The definition, behind what it reads instead of what is shared by neighbours along ``v``."""
+    before: list[Definition] = []
+    instead: dict[Load, Load] = {}
+    for x in dict.fromkeys(loads(d.body)):
+        mine = [w for w in d.variables if any(w in i.variables for i in x.index)]
+        if _is_of_groups(x, v) and cost.count(mine) * TIMES <= cost.iterations(d):
+            name = f"{d.name}_{len(before)}"
+            new = {w: Var(f"{w.name}s{len(before)}", w.size) for w in mine}
+            body = rewrite(x, {w: Index.of(n) for w, n in new.items()})
+            before.append(Definition(name, x.dtype, tuple(new.values()), body, where=d.where))
+            instead[x] = Load(name, tuple(map(Index.of, mine)), x.dtype)
+
+    def load(x: Load) -> Scalar:
+        return instead.get(x, x)
+
+    return [*before, dataclasses.replace(d, body=rewrite(d.body, {}, load))] if before else [d]
+
+
+def _is_of_groups(x: Load, v: Var) -> bool:
+    """Whether a load is the same for some neighbours along ``v``, fewer than a vector has, and for no others."""
+    own = [i for i in x.index if v in i.variables]
+    return len(own) == 1 and any(
+        isinstance(atom, Div) and atom.dividend == Index.of(v) and 1 < atom.divisor.typical < LANES
+        for atom in own[0].atoms
+    )
