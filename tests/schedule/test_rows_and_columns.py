@@ -12,9 +12,10 @@ import torch
 from tests.codegen.test_written_source import program
 from tests.support.loop_programs import check_generated, check_passes
 from torch_max_backend import reports
+from torch_max_backend.loops.expr import op
 from torch_max_backend.loops.rules import indexing, reduce, views
 from torch_max_backend.loops.rules.registry import rules
-from torch_max_backend.loops.tensor import Tensor, pointwise
+from torch_max_backend.loops.tensor import Tensor, define, pointwise
 from torch_max_backend.schedule.plan import schedule
 
 pytestmark = pytest.mark.any_runner("programs without a graph")
@@ -81,6 +82,20 @@ def test_rows_around_which_memory_runs_two_ways_are_turned(tmp_path: Path) -> No
     first, last = kernels(softmax_of_planes, x)
     assert "sum of" in first and "sum of" not in last
     made = program(softmax_of_planes, x, smooth=True)
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
+def test_elements_that_are_written_two_ways_are_turned(tmp_path: Path) -> None:
+    """What has more readers is computed as it is read, and a result that lies otherwise is made of that."""
+
+    def both(x: Tensor) -> tuple[Tensor, ...]:
+        y = pointwise(lambda a: op("tanh", op("exp", a)), x)
+        y = define(y.shape, y.dtype, y.at)
+        return pointwise(lambda a: a + 1, y), pointwise(lambda a: a * 2, views.t(y))
+
+    x = randn(150, 200)
+    made = program(both, x, smooth=True)
+    assert "turn_block(" in made.written().source and "store_strided" not in made.written().source
     check_generated([made], [check_passes(made)], tmp_path)
 
 

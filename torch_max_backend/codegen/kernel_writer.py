@@ -526,11 +526,16 @@ def _can_be_masked(v: Var, *stages: StageNest) -> bool:
             places = [i for x in walk(*s.expressions) if isinstance(x, Load) for i in x.index]
             places += [s.address] if s.address is not None else []
             for index in places:
-                if any(isinstance(a, Computed) for a in index.atoms):
+                if any(isinstance(a, Computed) and _may_move(a.value, v) for a in index.atoms):
                     return False
                 if any(v in reach(atom) for atom, _ in index.terms if not isinstance(atom, Var)):
                     return False
     return True
+
+
+def _may_move(x: Scalar, v: Var) -> bool:
+    """Whether an expression depends on a loop, as far as is known: a value in a register may."""
+    return v in variables(x) or any(isinstance(y, Load) and not y.index for y in walk(x))
 
 
 def _is_short(stage: StageNest, rows: int) -> bool:

@@ -99,8 +99,8 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
             return False
         if not machine.has_grid and _has_short_neighbours(group, d, shared, layouts):
             return False
-        if _turns(group, renamed(d, names), shared, layouts, machine):
-            return False
+    if _turns(group, renamed(d, names), shared, layouts, machine):
+        return False
     group.outer = shared
     group.members.append(renamed(d, names))
     return True
@@ -113,16 +113,17 @@ def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str
     has channels last, which would write each element of a row into another sector. Short rows are one thread's, which
     writes beside its neighbours.
     """
-    if d.how is not None or cost.iterations(d) < max(machine.turned, SHORT * cost.count(shared) + 1):
+    has_rows = any(cost.iterations(x) > cost.count(shared) for x in (*group.members, d))
+    if d.how is not None or cost.iterations(d) < max(machine.turned, (SHORT * cost.count(shared) + 1) * has_rows):
         return False
     theirs = Counter[Var | None]()
     for m in group.members:
-        theirs.update(_directions(m, shared, layouts))
-    first, mine = _most(theirs), _most(_directions(d, shared, layouts))
+        theirs.update(_directions(m, shared, layouts, has_rows))
+    first, mine = _most(theirs), _most(_directions(d, shared, layouts, has_rows))
     return bool(first and mine) and first != mine
 
 
-def _directions(d: Definition, shared: list[Var], layouts: Mapping[str, Layout]) -> Counter[Var | None]:
+def _directions(d: Definition, shared: list[Var], layouts: Mapping[str, Layout], has_rows: bool) -> Counter[Var | None]:
     """Elements in reach of ``d`` by the loop along which they are neighbours: one of ``shared``, or that of rows.
 
     What has one element for a row, or the same ones for all, does not count. What is written counts twice.
@@ -134,7 +135,7 @@ def _directions(d: Definition, shared: list[Var], layouts: Mapping[str, Layout])
     for name, index, weight in touched:
         address = layouts[name].address(index)
         moving = address.variables
-        if moving <= {*shared} or not moving & {*shared}:
+        if has_rows and (moving <= {*shared} or not moving & {*shared}):
             continue
         neighbours = [v for v in moving if v.size != 1 and address.coefficient(v) == 1]
         if neighbours:
