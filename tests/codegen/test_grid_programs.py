@@ -233,6 +233,34 @@ def test_parts_that_begin_at_whole_vectors_are_joined_in_vectors() -> None:
     assert nest.lanes == 1
 
 
+def test_a_thread_with_a_whole_row_stores_vectors_of_it() -> None:
+    """A norm of few channels, of contiguous images, whose results have channels last."""
+
+    def norm(x: Tensor) -> Tensor:
+        return views.permute(reduce.softmax(x, 1), (0, 2, 3, 1))
+
+    text = texts(norm, 4000, 8, 22, 19)
+    assert text.count("store_aligned(") == 2 and " store(" not in text
+
+
+def test_windows_that_fill_memory_are_not_read_lane_by_lane() -> None:
+    """Sums of 8 neighbours each, in rows of an odd length."""
+    text = texts(lambda x: reduce.sum_dims(views.unfold(x, 1, 8, 8), [2]), 512, 32769, dtype=torch.float16)
+    assert "with_lane(" not in text
+
+
+def test_numbers_of_groups_are_read_side_by_side() -> None:
+    """A group's numbers, for images with channels last, are written out for each channel."""
+
+    def scaled(x: Tensor) -> Tensor:
+        means = reduce.mean(views.view(x, [8, 200 * 200, 4, 4]), [1, 3])
+        each = views.view(views.expand(views.unsqueeze(means, 2), [8, 4, 4]), [8, 1, 16])
+        return pointwise(lambda a, b: a - b, views.view(x, [8, 200 * 200, 16]), views.expand(each, [8, 200 * 200, 16]))
+
+    *_, last = nests(scaled, 8, 200, 200, 16, dtype=torch.bfloat16)
+    assert "//" not in str(last) and last.lanes == 8
+
+
 def test_of_zeros_in_a_window_the_first_is_taken() -> None:
     """A GPU's own instruction takes plus zero for larger than minus zero; torch's pools do not."""
     text = texts(lambda x: pool.max_pool2d(x, [2, 2])[0], 2, 3, 8, 8)

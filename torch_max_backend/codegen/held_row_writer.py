@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
+import torch
+
 from torch_max_backend.codegen.accumulators import Accumulator, Accumulators, Reduction, better
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import TileWriter
-from torch_max_backend.loops.expr import Load, Scalar, variables, walk
+from torch_max_backend.loops.expr import SHORT, Load, Scalar, variables, walk
 from torch_max_backend.loops.index import Var
-from torch_max_backend.schedule.grid_limits import WARP
+from torch_max_backend.schedule.grid_limits import BYTES, WARP
+from torch_max_backend.schedule.grid_memory import is_aligned, is_whole
 from torch_max_backend.schedule.grid_nest import GridNest
-from torch_max_backend.schedule.nest import StageNest, Statement
+from torch_max_backend.schedule.nest import StageNest, Statement, distance
 
 READ_FIRST = 128
 """Bytes of a row that a thread reads before it computes anything, at most: they take registers as long as they wait."""
@@ -29,6 +32,8 @@ class HeldRowWriter(TileWriter):
         self.kept: list[tuple[str, str, dict[Scalar, Value]]] = []
         """The vectors of a row that a thread has in registers: where each begins, whether it is in the row, and what is
         known of it."""
+        self.beside: dict[str, list[str]] = {}
+        """Results that wait for those beside them, by statement."""
         self.counted = ""
         """Whether a lane has an element of a scan or of a row, as text."""
 
@@ -46,7 +51,8 @@ class HeldRowWriter(TileWriter):
                 for s in stage.statements:
                     value = self._scalar(s.body)
                     if not s.combiner:
-                        self._finish(s, *value)
+                        if not self._is_stored_later(stage, s, k, value):
+                            self._finish(s, *value)
                         continue
                     text, compared = self._widened(value, self.nest.lanes), s.name not in accumulators
                     if compared and s.place is None:
@@ -67,6 +73,38 @@ class HeldRowWriter(TileWriter):
                     results[of.name] = own
                 found = results[of.name]
                 self._finish(s, *self._taken(s, found if of is s else Accumulator(found.value)))
+
+    def _is_stored_later(self, stage: StageNest, s: Statement, k: int, value: Value) -> bool:
+        """Keep a result, with those beside it in memory, for one store of them all; the last one of these writes it."""
+        (v,) = stage.inner
+        lanes = self._stored_together(s, v)
+        if lanes == 1:
+            return False
+        name, _ = self._new("v", *value)
+        self.registers[s.name] = name, 1
+        beside = self.beside.setdefault(s.name, [])
+        beside.append(name)
+        if len(beside) == lanes:
+            assert s.address is not None
+            joined, _ = self._new("w", f"const[{SHORT[s.dtype]}, {lanes}](0)", lanes)
+            for lane, x in enumerate(beside):
+                self._line(f"{joined} = with_lane({joined}, {lane}, {x})")
+            self.place[v] = self.kept[k + 1 - lanes][0]
+            self._line(f"store_aligned({self.pointers[s.name]}, {self._index(s.address)}, {joined})")
+            self.place[v] = self.kept[k][0]
+            beside.clear()
+        return True
+
+    def _stored_together(self, s: Statement, v: Var) -> int:
+        """How many results of a thread that has a whole row are one store."""
+        nest = self.nest
+        is_alone = nest.threads == nest.lanes == 1 and nest.vector is None
+        if not is_alone or s.address is None or s.how is not None or s.dtype is torch.bool:
+            return 1
+        lanes = min(8, BYTES // s.dtype.itemsize)
+        while lanes > 1 and not (is_whole(v, lanes) and is_aligned(s.address, v, lanes)):
+            lanes //= 2
+        return lanes if distance(s.address, v) == 1 else 1
 
     @contextmanager
     def _at_vector(self, stage: StageNest, k: int) -> Iterator[str]:

@@ -10,7 +10,14 @@ from torch_max_backend.loops.program import Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_interleaved import Interleaved, interleaved
-from torch_max_backend.schedule.grid_memory import accesses, is_in_step, is_vectorizable, is_whole, lanes_along
+from torch_max_backend.schedule.grid_memory import (
+    accesses,
+    is_apart,
+    is_in_step,
+    is_vectorizable,
+    is_whole,
+    lanes_along,
+)
 from torch_max_backend.schedule.grid_nest import GridNest, place_of
 from torch_max_backend.schedule.grid_tiles import tile_of, with_parts_apart
 from torch_max_backend.schedule.nest import Nest, distance, runs_on, substituted
@@ -116,6 +123,8 @@ def _beyond_rows(n: Nest, fast: Var, outer: int) -> GridNest | None:
         isinstance(x, Guarded) and fast in variables(x.condition) for s in stage.statements for x in walk(s.body)
     )
     fitting = sum(is_in_step(i, place, lanes) for i, _ in along)
+    if sum(is_apart(i, fast) for i, _ in accesses(stage)) > len(along):  # lanes would be read one by one
+        return None
     if lanes <= lanes_along(fast, n.stages) or loops[-1] != fast or guards > gpu.GUARDS or fitting * 2 < len(along):
         return None
     if not all(is_in_step(i, place, lanes) for i in stores):

@@ -104,7 +104,7 @@ def lanes_along(v: Var, stages: tuple[StageNest, ...], results_are_few: bool = F
                 stores.append((s.address, s.dtype.itemsize))
                 counting += [s.dtype.itemsize] if not results_are_few or {*stage.free} & s.address.variables else []
     along = [(i, width) for s in stages for i, width in accesses(s) if distance(i, v) == 1]
-    apart = sum(_is_apart(i, v) for s in stages for i, _ in accesses(s))
+    apart = sum(is_apart(i, v) for s in stages for i, _ in accesses(s))
     conditions = [x.condition for x in walk(*(x.body for s in stages for x in s.statements)) if isinstance(x, Guarded)]
     if not along or apart > len(along) or any(distance(i, v) != 1 for i, _ in stores):
         return 1
@@ -184,7 +184,7 @@ def _whole_number(x: Scalar) -> Index | None:
     return Index.of(int(x.value)) if isinstance(x, Const) and not x.dtype.is_floating_point else None
 
 
-def _is_apart(index: Index, v: Var) -> bool:
+def is_apart(index: Index, v: Var) -> bool:
     """Whether neighbours along ``v`` are no neighbours in memory, nor the same or neighbours in turns."""
     if distance(index, v) == 1 or index.stride(v) == 0:
         return False

@@ -58,12 +58,14 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
     yield split_long_scans.__name__, program
     program = wide_extremes(program, machine)
     yield wide_extremes.__name__, program
-    program = spread_groups(program, layouts_of(program), machine)
-    yield spread_groups.__name__, program
     found = (without_sums_of_one_element, inline)  # what an index of one element reads is inlined after that
-    for change in (*found, unroll_windows, split_divided_variables):
+    for change in (*found, unroll_windows):
         program = inline(program, machine) if change is inline else change(program)
         yield change.__name__, program
+    program = spread_groups(program, layouts_of(program), machine)
+    yield spread_groups.__name__, program
+    program = split_divided_variables(program)
+    yield split_divided_variables.__name__, program
     program = tables(program, layouts_of(program), machine)
     yield tables.__name__, program
     yield split_long_reductions.__name__, split_long_reductions(program, layouts_of(program), machine)

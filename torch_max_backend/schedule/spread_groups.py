@@ -23,35 +23,39 @@ LANES = 16
 """Neighbours in a group, from which vectors have room in it."""
 TIMES, LEAST = 32, 1 << 13
 """How often each element is read, at least, and elements that read them: fewer are in the kernel of the means."""
+GRID_LANES, GRID_LEAST = 8, 1 << 20
+"""The same of a GPU, whose threads read what is not side by side one by one."""
 
 
 def spread_groups(program: Program, layouts: Mapping[str, Layout], machine: Machine) -> Program:
-    """Definitions that read what is one number for a few neighbours read it element by element. Not on a grid, whose
-    threads compute an index for each element."""
-    if machine.has_grid:
-        return program
+    """Definitions that read what is one number for a few neighbours read it element by element."""
+    lanes, least = (GRID_LANES, GRID_LEAST) if machine.has_grid else (LANES, LEAST)
     steps: list[Definition | Call] = []
     for step in program.steps:
-        v = _fastest(step, layouts) if isinstance(step, Definition) else None
-        steps += [step] if v is None else _spread(step, v)  # type: ignore[arg-type]
+        if isinstance(step, Definition) and cost.iterations(step) >= least:
+            steps += _spread(step, _fastest(step, layouts), lanes)
+        else:
+            steps.append(step)
     return dataclasses.replace(program, steps=steps)
 
 
 def _fastest(d: Definition, layouts: Mapping[str, Layout]) -> Var | None:
     """The variable along which the elements of a plain definition are neighbours."""
-    if d.how is not None or cost.iterations(d) < LEAST or not all(isinstance(v.size, int) for v in d.variables):
+    if d.how is not None or not all(isinstance(v.size, int) for v in d.variables):
         return None
     strides = layouts[d.name].strides
     return next((v for v, stride in zip(d.variables, strides, strict=True) if stride == 1 and v.size != 1), None)
 
 
-def _spread(d: Definition, v: Var) -> list[Definition]:
+def _spread(d: Definition, v: Var | None, lanes: int) -> list[Definition]:
     """The definition, behind what it reads instead of what is shared by neighbours along ``v``."""
+    if v is None:
+        return [d]
     before: list[Definition] = []
     instead: dict[Load, Load] = {}
     for x in dict.fromkeys(loads(d.body)):
         mine = [w for w in d.variables if any(w in i.variables for i in x.index)]
-        if _is_of_groups(x, v) and cost.count(mine) * TIMES <= cost.iterations(d):
+        if _is_of_groups(x, v, lanes) and cost.count(mine) * TIMES <= cost.iterations(d):
             name = f"{d.name}_{len(before)}"
             new = {w: Var(f"{w.name}s{len(before)}", w.size) for w in mine}
             body = rewrite(x, {w: Index.of(n) for w, n in new.items()})
@@ -64,10 +68,10 @@ def _spread(d: Definition, v: Var) -> list[Definition]:
     return [*before, dataclasses.replace(d, body=rewrite(d.body, {}, load))] if before else [d]
 
 
-def _is_of_groups(x: Load, v: Var) -> bool:
+def _is_of_groups(x: Load, v: Var, lanes: int) -> bool:
     """Whether a load is the same for some neighbours along ``v``, fewer than a vector has, and for no others."""
     own = [i for i in x.index if v in i.variables]
     return len(own) == 1 and any(
-        isinstance(atom, Div) and atom.dividend == Index.of(v) and 1 < atom.divisor.typical < LANES
+        isinstance(atom, Div) and atom.dividend == Index.of(v) and 1 < atom.divisor.typical < lanes
         for atom in own[0].atoms
     )
