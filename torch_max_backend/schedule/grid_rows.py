@@ -229,7 +229,7 @@ def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int
         lanes = max(lanes, min((lanes_of_stores(s.inner[0], (s,)) or 8 for s in stages if s.inner), default=1))
     while lanes > 1 and size % lanes:
         lanes //= 2
-    threads, least = 1, gpu.WARP if lanes > 2 else gpu.SECTOR // 4
+    threads, least = 1, gpu.WARP if lanes > 2 else _least_threads(stages, size)
     while threads < gpu.MOST and threads * lanes < size:
         vectors = -(-size // (threads * lanes))
         if threads >= least and threads * max(lanes * gpu.HELD, gpu.NARROW) >= size and threads * count >= gpu.BUSY:
@@ -242,6 +242,13 @@ def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int
         return None
     renamed = _over_one_loop(stages, size, lanes)
     return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)
+
+
+def _least_threads(stages: list[StageNest], size: int) -> int:
+    """Threads that read a row together at least, so that neighbours read whole sectors: two where rows are as short as
+    one, and tell each other little then."""
+    row = size * max(width for s in stages for i, width in accesses(s) if {*s.inner} & i.variables)
+    return 2 if row <= gpu.SECTOR else 4 if row <= 2 * gpu.SECTOR else gpu.SECTOR // 4
 
 
 def _fills(rows: int) -> bool:
