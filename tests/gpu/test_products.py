@@ -5,7 +5,8 @@ partial sums are no larger than ``|a| @ |b|``; K roundings of them add up like a
 the dtype of the result. Where something is added to the product, eager and MAX may round the product before that, to
 the same dtype. An activation multiplies what came in by its steepest slope and adds an error of its own. With TF32
 operands lose the end of their fraction, which is allowed only below the precision "highest": there a float32 product
-has to be as exact as eager's.
+has to be as exact as eager's. cuBLAS may add up parts of a sum that it has rounded to 16 bits, unless torch is told
+otherwise, as it is here: with its own settings products are those of eager.
 
 Every test compiles a few products as one module.
 """
@@ -94,6 +95,25 @@ class Form:
             return error + 8 * unit(accumulator(dtype)) * before.abs() + rounding(exact, dtype)
 
         return bound
+
+
+SETTINGS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+
+
+@pytest.fixture(autouse=True)
+def sums_in_float32(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No part of a sum is rounded to 16 bits, but in tests of torch's own settings."""
+    for name in SETTINGS if "own_settings" not in request.node.name else ():
+        monkeypatch.setattr(torch.backends.cuda.matmul, name, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [(10, 2, 18), (17, 768, 2049), (259, 320, 1030)])
+def test_own_settings(size: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, n, k = size
+    a, b = (randn(*s, dtype=dtype)(torch.Generator().manual_seed(0)).cuda() for s in ((m, k), (k, n)))
+    found = torch.compile(torch.mm, backend="max_backend", dynamic=False, options=STRICT)(a, b)
+    assert torch.equal(found, a @ b)
 
 
 def _linear(m: int, n: int, k: int) -> Shapes:

@@ -61,6 +61,22 @@ def test_float32_without_groups_has_a_kernel(program_of: Callable[..., Program])
     assert str(call.target) == "aten.scaled_dot_product_attention.default"
 
 
+@pytest.mark.parametrize(("scale", "given"), [(-0.5, 0.5), (0.0, 1.0), (0.5, 0.5), (None, None)])
+def test_no_kernel_gets_a_scale_that_is_not_positive(
+    scale: float | None,
+    given: float | None,
+    program_of: Callable[..., Program],  # noqa: F811
+) -> None:
+    """It would give NaN."""
+    program = program_of(attention(scale=scale), *(single(2, 4, n, 8) for n in (16, 24, 24)))
+    (call,) = calls(program)
+    assert call.kwargs.get("scale") == given
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, n, 8, generator=generator) for n in (16, 24, 24))
+    (got,) = Interpreter(program).run([q, k, v])
+    torch.testing.assert_close(got, attention(scale=scale)(q, k, v))
+
+
 def packed(x: torch.Tensor) -> torch.Tensor:
     """Attention within each of several parts, whose queries, keys and values were one product."""
     q, k, v = x.reshape(2, 3, 16, 3, 4, 8).permute(3, 0, 4, 1, 2, 5).unbind(0)

@@ -36,7 +36,7 @@ from torch_max_backend.loops.library_calls import CONVOLUTIONS, source_of, varia
 from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops
 from torch_max_backend.loops.program import Ref, dense_strides
 from torch_max_backend.loops.rules.registry import rule_of
-from torch_max_backend.loops.tensor import Builder, Shape, Tensor
+from torch_max_backend.loops.tensor import Builder, Shape, Tensor, pointwise
 from torch_max_backend.loops.written_out_attention import is_without_a_kernel, written_out
 from torch_max_backend.partition.region import Region
 
@@ -124,6 +124,7 @@ class OnGpu(FromRegion):
                 return found
             if is_without_a_kernel(args, dict(kwargs)):
                 return self._by(written_out, target, args, kwargs)
+            args, kwargs = self._with_positive_scale(args, kwargs)
             if _is_of_other_rank(args, kwargs):
                 return self._attention_of_four(args, kwargs, promise)
             args = [*args[:3], self._mask(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
@@ -132,6 +133,16 @@ class OnGpu(FromRegion):
         if (k := ADDED_BY_EFFICIENT_ATTENTION.get(target)) is not None and isinstance(args[k], Tensor):
             args = [*args[:k], self._at_aligned_rows(args[k]), *args[k + 1 :]]
         return self._call(target, args, kwargs, promise)
+
+    def _with_positive_scale(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Attention whose queries have the sign of the scale: torch's fused kernels give NaN unless that is positive."""
+        scale = kwargs.get("scale")
+        if not isinstance(scale, int | float) or scale > 0:
+            return args, kwargs
+        scaled = pointwise(lambda x: x * (-1.0 if scale else 0.0), args[0])
+        return [scaled, *args[1:]], {**kwargs, "scale": -scale or 1.0}
 
     def _attention_of_four(self, args: Sequence[Any], kwargs: Mapping[str, Any], promise: torch.Tensor) -> Tensor:
         """Attention of tensors that have more or fewer than four dimensions, for which torch has no fused kernel.
