@@ -12,7 +12,7 @@ import torch
 from tests.codegen.test_written_source import program
 from tests.support.loop_programs import check_generated, check_passes
 from torch_max_backend import reports
-from torch_max_backend.loops.expr import op
+from torch_max_backend.loops.expr import cast, op
 from torch_max_backend.loops.rules import indexing, reduce, views
 from torch_max_backend.loops.rules.registry import rules
 from torch_max_backend.loops.tensor import Tensor, define, pointwise
@@ -111,6 +111,21 @@ def test_what_is_one_number_along_a_row_is_not_across(tmp_path: Path) -> None:
     assert all("sum of" in text for text in kernels(sums, *inputs))
     made = program(sums, *inputs, smooth=True)
     check_generated([made], [check_passes(made)], tmp_path)
+
+
+def test_what_is_computed_along_rows_counts_as_what_lies_there() -> None:
+    """A bias is made of a mask once a row, and lies as that; scores lie the other way round."""
+
+    def softmax(scores: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        bias = rules()[aten.masked_fill.Scalar](pointwise(lambda a: cast(a, torch.bfloat16) * 0, mask), mask, -1e4)
+        shape = [8, 256, 256]
+        every = views.expand(views.unsqueeze(bias, 0), shape)
+        found = rules()[aten.add.Tensor](views.permute(scores, (0, 2, 1)), every)
+        return (reduce.softmax(found, 2, False),)
+
+    inputs = randn(8, 256, 256, dtype=torch.bfloat16), randn(256, 256) > 0
+    first, last = kernels(softmax, *inputs)
+    assert re.match(r" i\d+:256 in vectors", first) and first.count("x0[") == 1 and "x0[" not in last
 
 
 # -- what leaves and is read again -------------------------------------------------------------------------------------

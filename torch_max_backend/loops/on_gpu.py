@@ -137,7 +137,7 @@ class OnGpu(FromRegion):
     def _with_positive_scale(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Attention whose queries have the sign of the scale: torch's fused kernels give NaN unless that is positive."""
+        """Attention whose queries have the sign of the scale: torch's kernels give NaN unless that is positive."""
         scale = kwargs.get("scale")
         if not isinstance(scale, int | float) or scale > 0:
             return args, kwargs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Mapping
 
 from torch_max_backend.loops.expr import Load, Scalar, depth, loads, rewrite, rounded
 from torch_max_backend.loops.index import Index, Var
@@ -25,13 +26,14 @@ DEEPEST = 100
 Readers in the same loops have it from a register."""
 
 
-def inline(program: Program, machine: Machine = CPU) -> Program:
+def inline(program: Program, machine: Machine = CPU, layouts: Mapping[str, Layout] | None = None) -> Program:
     """Replace loads of definitions that are cheap to repeat, or that are read once, by what they compute.
 
     Before: ``t0[i] = exp(x[i])``, ``t1[j] = mul(t0[j], 2)``. After: ``t1[j] = mul(exp(x[j]), 2)``. A definition stays
     if it leaves, if a library reads it, if it is no plain loop, if it is very deep, or if repeating it costs more than
-    writing and reading.
+    writing and reading. ``layouts`` say where tensors will lie, as far as is known.
     """
+    layouts = layouts or {}
     kept = {name for name, _ in program.outputs} | {source for _, source in program.stores}
     readers: dict[str, list[Step]] = defaultdict(list)
     for step in program.steps:
@@ -45,7 +47,7 @@ def inline(program: Program, machine: Machine = CPU) -> Program:
     for step in program.steps:
         if isinstance(step, Definition):
             step = substituted(step, bodies)
-            price = _price(step, machine) + (ACROSS if _reads_across(step, program, machine) else 0)
+            price = _price(step, machine) + (ACROSS if _reads_across(step, layouts, machine) else 0)
             ends_sums = machine.has_grid and _ends_reductions(step, sums, readers[step.name])
             stays = step.how is not None or ends_sums or depth(step.body) > DEEPEST
             if not stays and _repeats(step, readers[step.name], price, step.name in kept, machine):
@@ -67,22 +69,17 @@ def _price(d: Definition, machine: Machine) -> float:
     return read + (total - read) / machine.operations
 
 
-def _reads_across(d: Definition, program: Program, machine: Machine) -> bool:
-    """Whether no loop of ``d`` runs along memory in every input that it reads, or stays in one place there.
+def _reads_across(d: Definition, layouts: Mapping[str, Layout], machine: Machine) -> bool:
+    """Whether no loop of ``d`` runs along memory in every tensor that it reads, or stays in one place there.
 
     One loop turns one of them in blocks. Several that compute ``d`` again would step over lines of memory in each.
     """
     if cost.iterations(d) < machine.turned:
         return False
-    read: list[Index] = []
-    for x in loads(*d.expressions()):
-        if x.source in program.inputs:
-            given = program.inputs[x.source]
-            address = Layout(given.sizes, given.strides).address(x.index)
-            if sum(v.size != 1 for v in address.variables) > 1:
-                read.append(address)
-    along = {v for address in read for v in address.variables if v.size != 1 and address.coefficient(v) == 1}
-    return len(along) > 1 and not any(all(address.stride(v) in (0, 1) for address in read) for v in along)
+    places = [layouts[x.source].address(x.index) for x in loads(*d.expressions()) if x.source in layouts]
+    read = [i for i in places if sum(v.size != 1 for v in i.variables) > 1]
+    along = {v for i in read for v in i.variables if v.size != 1 and i.coefficient(v) == 1}
+    return len(along) > 1 and not any(all(i.stride(v) in (0, 1) for i in read) for v in along)
 
 
 def _repeats(d: Definition, readers: list[Step], price: float, kept: bool, machine: Machine) -> bool:

@@ -52,7 +52,7 @@ class Schedule:
 def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Program]]:
     """The program after each pass, with the pass's name."""
     for change in (without_reductions_of_one, inline, without_equal_definitions, with_late_stores):
-        program = inline(program, machine) if change is inline else change(program)
+        program = inline(program, machine, layouts_of(program)) if change is inline else change(program)
         yield change.__name__, program
     program = split_long_scans(program, layouts_of(program), machine)
     yield split_long_scans.__name__, program
@@ -60,7 +60,7 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
     yield wide_extremes.__name__, program
     found = (without_sums_of_one_element, inline)  # what an index of one element reads is inlined after that
     for change in (*found, unroll_windows):
-        program = inline(program, machine) if change is inline else change(program)
+        program = inline(program, machine, layouts_of(program)) if change is inline else change(program)
         yield change.__name__, program
     program = spread_groups(program, layouts_of(program), machine)
     yield spread_groups.__name__, program
