@@ -11,7 +11,7 @@ from tests.codegen.test_written_source import program
 from tests.support.loop_programs import check_generated, check_passes
 from torch_max_backend.loops.rules import views
 from torch_max_backend.loops.rules.registry import rules
-from torch_max_backend.loops.tensor import Tensor
+from torch_max_backend.loops.tensor import Tensor, pointwise
 from torch_max_backend.schedule.plan import schedule
 
 pytestmark = pytest.mark.any_runner("programs without a graph")
@@ -49,3 +49,18 @@ def test_few_elements_stay_one_kernel() -> None:
     norm, *inputs = group_norm(2, 8, 6, 6, 2)
     text = str(schedule(program(norm, *inputs).program))  # type: ignore[arg-type]
     assert sum("x0[" in k for k in text.split("kernel over")) == 1
+
+
+def test_what_is_guarded_is_not_read_beyond_its_end(tmp_path: Path) -> None:
+    """Groups of one tensor, joined with another: those behind the first one's end do not exist."""
+
+    def joined(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        groups = views.reshaped(views.expand(views.unsqueeze(y, 2), [2, 2, 4]), [2, 1, 8])
+        rest = views.reshaped(z, [2, 1, 8])
+        every = views.expand(views.cat([groups, rest], 2), [2, 700, 16])
+        return (pointwise(lambda a, b: a - b, x, every),)
+
+    inputs = [torch.randn(s, generator=torch.Generator().manual_seed(0)) for s in ((2, 700, 16), (2, 2), (2, 8))]
+    made = program(joined, *inputs, smooth=True)
+    assert "_each" not in str(schedule(made.program))
+    check_generated([made], [check_passes(made)], tmp_path)

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.codegen.accumulators import Accumulator, Accumulators, Reduction, better
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.source import Slot
@@ -99,7 +100,7 @@ class HeldRowWriter(TileWriter):
         """How many results of a thread that has a whole row are one store."""
         nest = self.nest
         is_alone = nest.threads == nest.lanes == 1 and nest.vector is None
-        if not is_alone or s.address is None or s.how is not None or s.dtype is torch.bool:
+        if not is_alone or s.address is None or s.how is not None or s.dtype in (torch.bool, *FLOAT8):
             return 1
         lanes = min(8, BYTES // s.dtype.itemsize)
         while lanes > 1 and not (is_whole(v, lanes) and is_aligned(s.address, v, lanes)):

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from torch_max_backend.loops.expr import Load, Scalar, loads, rewrite
-from torch_max_backend.loops.index import Div, Index, Var
+from torch_max_backend.loops.index import Computed, Div, Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
@@ -32,10 +32,10 @@ def spread_groups(program: Program, layouts: Mapping[str, Layout], machine: Mach
     lanes, least = (GRID_LANES, GRID_LEAST) if machine.has_grid else (LANES, LEAST)
     steps: list[Definition | Call] = []
     for step in program.steps:
+        v = None
         if isinstance(step, Definition) and cost.iterations(step) >= least:
-            steps += _spread(step, _fastest(step, layouts), lanes)
-        else:
-            steps.append(step)
+            v = _fastest(step, layouts)
+        steps += [step] if v is None else _spread(step, v, lanes, layouts)  # type: ignore[arg-type]
     return dataclasses.replace(program, steps=steps)
 
 
@@ -47,16 +47,15 @@ def _fastest(d: Definition, layouts: Mapping[str, Layout]) -> Var | None:
     return next((v for v, stride in zip(d.variables, strides, strict=True) if stride == 1 and v.size != 1), None)
 
 
-def _spread(d: Definition, v: Var | None, lanes: int) -> list[Definition]:
+def _spread(d: Definition, v: Var, lanes: int, layouts: Mapping[str, Layout]) -> list[Definition]:
     """The definition, behind what it reads instead of what is shared by neighbours along ``v``."""
-    if v is None:
-        return [d]
     before: list[Definition] = []
     instead: dict[Load, Load] = {}
     for x in dict.fromkeys(loads(d.body)):
         mine = [w for w in d.variables if any(w in i.variables for i in x.index)]
-        if _is_of_groups(x, v, lanes) and cost.count(mine) * TIMES <= cost.iterations(d):
-            name = f"{d.name}_{len(before)}"
+        is_read_often = cost.count(mine) * TIMES <= cost.iterations(d)
+        if is_read_often and _is_of_groups(x, v, lanes) and _is_all_there(x, layouts[x.source]):
+            name = f"{d.name}_each{len(before)}"
             new = {w: Var(f"{w.name}s{len(before)}", w.size) for w in mine}
             body = rewrite(x, {w: Index.of(n) for w, n in new.items()})
             before.append(Definition(name, x.dtype, tuple(new.values()), body, where=d.where))
@@ -74,4 +73,14 @@ def _is_of_groups(x: Load, v: Var, lanes: int) -> bool:
     return len(own) == 1 and any(
         isinstance(atom, Div) and atom.dividend == Index.of(v) and 1 < atom.divisor.typical < lanes
         for atom in own[0].atoms
+    )
+
+
+def _is_all_there(x: Load, layout: Layout) -> bool:
+    """Whether every element that a load might name exists: those of a guarded one need not."""
+    if any(isinstance(atom, Computed) for i in x.index for atom in i.atoms):
+        return False
+    return all(
+        i.bounds[0] >= 0 and size.is_constant and i.bounds[1] < size.constant
+        for i, size in zip(x.index, layout.sizes, strict=True)
     )
