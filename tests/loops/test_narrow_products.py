@@ -127,6 +127,14 @@ def test_a_product_of_integers_and_the_sums_of_their_matrix_are_one_loop(columns
 PACKED = "ATen aten._weight_int8pack_mm.default"
 
 
+def test_rows_that_lie_otherwise_are_copied_for_it() -> None:
+    """It refuses those that have no neighbours in memory."""
+    x, w = torch.randn(16, 64).to(torch.bfloat16), weight(torch.int8)[:32]
+    run = torch.compile(lambda x, w: x @ w.to(x.dtype).t(), backend="max_backend", options=OPTIONS)
+    torch.testing.assert_close(run(x.t().contiguous().t(), w), x @ w.to(x.dtype).t(), rtol=2e-2, atol=2e-2)
+    assert torch_max_backend.reports()[-1].programs[0].library_calls == (PACKED,)
+
+
 @pytest.mark.parametrize(("rows", "columns", "call"), [(2, 64, PACKED), (33, 64, PACKED), (300, 64, ""), (200, 72, "")])
 def test_some_rows_read_the_matrix_as_it_is_packed(rows: int, columns: int, call: str) -> None:
     """torch's kernel does, for sides that it takes; right within the roundings of the result."""

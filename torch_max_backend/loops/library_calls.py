@@ -29,6 +29,10 @@ from torch_max_backend.partition.region import Region
 CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
+CONTIGUOUS = STARTS | {torch.ops.aten._weight_int8pack_mm.default}
+"""What takes tensors without gaps and in their own order alone."""
+
+
 class LibraryCalls:
     """Calls of libraries on a CPU, and what lies in memory for them."""
 
@@ -125,7 +129,7 @@ class LibraryCalls:
 
     def _reference(self, target: Any, x: Tensor) -> Ref:
         """How a library reads an argument."""
-        if target in STARTS:
+        if target in CONTIGUOUS:
             return self._contiguous(x)
         return self._image(x) if target in CONVOLUTIONS else self._ref(x)
 
