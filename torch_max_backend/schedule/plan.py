@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch_max_backend.loops.expr import Load, loads
@@ -108,13 +108,14 @@ def layouts_of(program: Program) -> dict[str, Layout]:
     told = {name for step in program.steps if isinstance(step, Call) for name in reads(step)}
     targets = {source: program.inputs[target] for target, source in program.stores}
     found = {name: Layout(x.sizes, x.strides) for name, x in program.inputs.items()}
+    readers = _readers(program)
     for step in program.steps:
         if isinstance(step, Call):
             found.update({r.name: Layout(r.sizes, r.strides) for r in step.results if r})
             continue
         order = orders.get(step.name)
         if order is None and step.name not in told:
-            order = _order_of_readers(step, program, orders) or _order_of_sources(step, found)
+            order = _order_of_readers(step, readers[step.name], orders) or _order_of_sources(step, found)
         found[step.name] = Layout(step.sizes, dense_strides(step.sizes, order, program.rows.get(step.name)))
         target = targets.get(step.name)
         if target is not None and target.sizes == step.sizes and step.name not in orders:
@@ -122,14 +123,25 @@ def layouts_of(program: Program) -> dict[str, Layout]:
     return found
 
 
+def _readers(program: Program) -> dict[str, list[tuple[Definition, list[Load]]]]:
+    """The definitions that read each tensor, with their loads of it."""
+    found: dict[str, list[tuple[Definition, list[Load]]]] = defaultdict(list)
+    for d in program.definitions():
+        for x in loads(*d.expressions()):
+            mine = found[x.source]
+            if not mine or mine[-1][0] is not d:
+                mine.append((d, []))
+            mine[-1][1].append(x)
+    return found
+
+
 def _order_of_readers(
-    d: Definition, program: Program, orders: Mapping[str, tuple[int, ...] | None]
+    d: Definition, readers: Sequence[tuple[Definition, list[Load]]], orders: Mapping[str, tuple[int, ...] | None]
 ) -> tuple[int, ...] | None:
     """The order of dimensions in which what leaves reads a definition, if it reads each of its elements many times."""
     found: set[tuple[int, ...] | None] = set()
-    for reader in program.definitions():
-        read = [x for x in loads(*reader.expressions()) if x.source == d.name]
-        if read and cost.iterations(reader) < OFTEN * cost.iterations(d):
+    for reader, read in readers:
+        if cost.iterations(reader) < OFTEN * cost.iterations(d):
             return None
         found.update(_order_in(reader, x, orders) for x in read)
     return found.pop() if len(found) == 1 else None
