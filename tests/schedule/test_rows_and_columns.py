@@ -13,7 +13,7 @@ from tests.codegen.test_written_source import program
 from tests.support.loop_programs import check_generated, check_passes
 from torch_max_backend import reports
 from torch_max_backend.loops.expr import cast, op
-from torch_max_backend.loops.rules import indexing, reduce, views
+from torch_max_backend.loops.rules import indexing, reduce, scan, views
 from torch_max_backend.loops.rules.registry import rules
 from torch_max_backend.loops.tensor import Tensor, define, pointwise
 from torch_max_backend.schedule.plan import schedule
@@ -182,3 +182,11 @@ def test_a_place_is_read_and_checked_once_a_row(tmp_path: Path) -> None:
     loops = [k for k, line in enumerate(lines) if line.strip().startswith("while")]
     assert any(checked < k < stored for k in loops)
     check_generated([made], [check_passes(made)], tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "at_once"), [(2, False), (40, True)])
+def test_two_long_scans_are_two_threads(rows: int, at_once: bool) -> None:
+    """More are computed side by side in vectors: each step of such a scan waits for a logarithm."""
+    found = kernels(lambda x: (scan.logcumsumexp(x, 1),), randn(rows, 2048))
+    (text,) = (x for x in found if "log_sum_exp of" in x)
+    assert (f":{rows} in vectors" in text) is at_once

@@ -137,6 +137,13 @@ class ExpressionWriter:
         return f"splat[{lanes}]({text})"
 
     # -- memory ----------------------------------------------------------------------------------------------
+    def _joined(self, lanes: list[str], short: str) -> str:
+        """The name of a vector of these elements."""
+        text, _ = self._new("w", f"const[{short}, {len(lanes)}](0)", len(lanes))
+        for k, lane in enumerate(lanes):
+            self._line(f"{text} = with_lane({text}, {k}, {lane})")
+        return text
+
     def _load(self, x: Load) -> Value:
         return self._read(x.source, x.index[0])
 

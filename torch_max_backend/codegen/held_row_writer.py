@@ -87,9 +87,7 @@ class HeldRowWriter(TileWriter):
         beside.append(name)
         if len(beside) == lanes:
             assert s.address is not None
-            joined, _ = self._new("w", f"const[{SHORT[s.dtype]}, {lanes}](0)", lanes)
-            for lane, x in enumerate(beside):
-                self._line(f"{joined} = with_lane({joined}, {lane}, {x})")
+            joined = self._joined(beside, SHORT[s.dtype])
             self.place[v] = self.kept[k + 1 - lanes][0]
             self._line(f"store_aligned({self.pointers[s.name]}, {self._index(s.address)}, {joined})")
             self.place[v] = self.kept[k][0]

@@ -72,10 +72,3 @@ class InterleavedWriter(TileWriter):
             places = [divmod(first + k, pair.size) for k in range(size)]
             lanes = [f"lane_at({values[unit]}, {lane})" for lane, unit in places]
             self._line(f"store_aligned({at} + {first}, {self._joined(lanes, SHORT[dtype])})")
-
-    def _joined(self, lanes: list[str], short: str) -> str:
-        """The name of a vector of these elements."""
-        text, _ = self._new("w", f"const[{short}, {len(lanes)}](0)", len(lanes))
-        for k, lane in enumerate(lanes):
-            self._line(f"{text} = with_lane({text}, {k}, {lane})")
-        return text

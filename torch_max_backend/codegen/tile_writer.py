@@ -132,10 +132,7 @@ class TileWriter(ThreadExchange):
         loads = [f"shared_load[1]({self.tiles[x]}, ({f} + {k}) * {pitch} + {a})" for k in range(lanes)]
         if lanes == 1:
             return self._new("x", loads[0], 1)
-        text, _ = self._new("w", f"const[{self._stored_as(x)}, {lanes}](0)", lanes)
-        for k, load in enumerate(loads):
-            self._line(f"{text} = with_lane({text}, {k}, {load})")
-        return text, lanes
+        return self._joined(loads, self._stored_as(x)), lanes
 
     @contextmanager
     def _at(self, place: Mapping[Var, str], scope: dict[Scalar, Value]) -> Iterator[None]:

@@ -1,8 +1,9 @@
 """Transposed convolutions of stride 1 as plain ones.
 
 A place of the result adds up what a window of the image sends to it: a convolution with the taps in reverse, and the
-weight's channels the other way round. On a CPU, ATen takes 0.9 to 1.4 times as long for the plain one, and up to 25
-times as long for the transposed one, if it has a bias, or groups of one or two channels.
+weight's channels the other way round. Where ATen's transposed one is fast on a CPU, the plain one takes 0.9 to 1.3
+times as long; with a bias, or groups of one or two channels, it is up to thirty times as fast. No benchmark of this
+repository shows it.
 """
 
 from __future__ import annotations

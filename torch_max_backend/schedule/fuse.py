@@ -14,15 +14,13 @@ from torch_max_backend.schedule.grid_limits import SHORT
 from torch_max_backend.schedule.inline import renamed
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
 from torch_max_backend.schedule.machine import CPU, Machine
+from torch_max_backend.schedule.nest import LANES
+from torch_max_backend.schedule.split import MANY
 
 MOST, NEAR = 8, 8
 """Members of a kernel that others join for what they read, and kernels that are tried."""
 FEW, BRIEF = 1 << 14, 1 << 18
 """Elements, and operations on them, for which one block of a grid takes no longer than another launch."""
-
-
-MANY, LANES = 1 << 13, 16
-"""Elements of a reduction on a CPU that are worth a kernel with full vectors, and what these have."""
 
 
 @dataclass

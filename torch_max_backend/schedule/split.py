@@ -31,20 +31,20 @@ from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
 from torch_max_backend.schedule.machine import CPU, Machine
-from torch_max_backend.schedule.nest import distance, runs_on
+from torch_max_backend.schedule.nest import LANES, distance, runs_on
 
 PART = 8192
 """Elements that are worth a part of their own."""
 CHAIN = 2048
 """Additions one after the other in one accumulator, above which a sum is cut: its rounding errors grow with them."""
-LANES = 64
+ACCUMULATORS = 64
 """Accumulators that a sum along memory has at the same time."""
 EVEN = 64
 """What a part's elements are a multiple of on a grid, where parts are not equal: as many threads share them."""
 SECTOR, LARGE = 32, 1 << 20
 """Bytes that a GPU's memory is read by, and of what a reduction reads that is worth another kernel."""
-SHORTER, MANY = 16, 1 << 13
-"""On a CPU: elements of a piece that leave lanes of a vector empty, and of what a reduction reads that is worth it."""
+MANY = 1 << 13
+"""Elements on a CPU that are worth a kernel with full vectors: fewer are in the kernel of what needs their sums."""
 HELD = 64
 """Elements of a part that a block's threads hold, if they have neighbouring results, so that it is read once."""
 GRID_CHAINS = 8
@@ -280,7 +280,7 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
     along_memory = is_along_memory(d, wide[-1], layouts)
     if how.combiner.startswith("arg"):
         return _place_in_parts(d, how.combiner, wide, machine, along_memory)
-    chain = elements // LANES if along_memory else elements
+    chain = elements // ACCUMULATORS if along_memory else elements
     known = all(isinstance(v.size, int) for v in wide)  # sums over symbolic sizes are added up in float64 anyway
     adds = known and how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
     if machine.has_grid:
@@ -311,7 +311,7 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
             parts //= cost.count([v])
             continue
         size = Index.of(v.size)
-        chunk = _chunk(size, parts, LANES if along_memory and not rest else 1, machine)
+        chunk = _chunk(size, parts, ACCUMULATORS if along_memory and not rest else 1, machine)
         p = sized(f"{v.name}p", (size + chunk - 1) // chunk)
         q = sized(f"{v.name}q", least(chunk, size - chunk * p))
         d = rewritten(d, {v: Index.of(p) * chunk + q})
@@ -345,7 +345,7 @@ def _piece(d: Definition, wide: Sequence[Var], layouts: Mapping[str, Layout], ma
     """
     *others, last = wide
     width = _width(d)
-    most, least_work = (SECTOR // width, LARGE // width) if machine.has_grid else (SHORTER, MANY)
+    most, least_work = (SECTOR // width, LARGE // width) if machine.has_grid else (LANES, MANY)
     if not others or not isinstance(last.size, int) or last.size >= most or cost.iterations(d) < least_work:
         return None
     read = [layouts[x.source].address(x.index) for x in loads(d.body) if last in variables(x)]
@@ -394,8 +394,9 @@ def _place_in_parts(
     width = _width(d) if along_memory else machine.line
     if others or not few or not isinstance(v.size, int) or v.size * width < machine.block:
         return [d]
-    most = machine.most_parts // results if along_memory else v.size // LANES  # one block has neighbouring results
-    chunk = _chunk(Index.of(v.size), max(2, min(machine.most_parts, most)), LANES if along_memory else 1, machine)
+    most = machine.most_parts // results if along_memory else v.size // ACCUMULATORS  # a block has neighbours' results
+    multiple = ACCUMULATORS if along_memory else 1
+    chunk = _chunk(Index.of(v.size), max(2, min(machine.most_parts, most)), multiple, machine)
     count = int(((v.size + chunk - 1) // chunk).constant)
     p, again = (Var(f"{v.name}{x}", count) for x in "pc")
     q, within = sized(f"{v.name}q", least(chunk, v.size - chunk * p)), sized(f"{v.name}r", chunk)

@@ -18,18 +18,19 @@ from torch_max_backend.loops.program import Call, Definition, Program
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
 from torch_max_backend.schedule.machine import Machine
+from torch_max_backend.schedule.nest import LANES
+from torch_max_backend.schedule.split import MANY
 
-LANES = 16
-"""Neighbours in a group, from which vectors have room in it."""
-TIMES, LEAST = 32, 1 << 13
-"""How often each element is read, at least, and elements that read them: fewer are in the kernel of the means."""
+TIMES = 32
+"""How often each element is read, at least."""
 GRID_LANES, GRID_LEAST = 8, 1 << 20
-"""The same of a GPU, whose threads read what is not side by side one by one."""
+"""Of a GPU, whose threads read what is not side by side one by one: neighbours in a group, from which vectors have room
+in it, and elements that read what groups have, at least."""
 
 
 def spread_groups(program: Program, layouts: Mapping[str, Layout], machine: Machine) -> Program:
     """Definitions that read what is one number for a few neighbours read it element by element."""
-    lanes, least = (GRID_LANES, GRID_LEAST) if machine.has_grid else (LANES, LEAST)
+    lanes, least = (GRID_LANES, GRID_LEAST) if machine.has_grid else (LANES, MANY)
     steps: list[Definition | Call] = []
     for step in program.steps:
         v = None
