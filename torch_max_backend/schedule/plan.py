@@ -18,6 +18,7 @@ from torch_max_backend.schedule.interleaved_stores import interleaved
 from torch_max_backend.schedule.kernel import Kernel, Layout
 from torch_max_backend.schedule.late_stores import with_late_stores
 from torch_max_backend.schedule.machine import CPU, Machine
+from torch_max_backend.schedule.narrow_sums import narrow_sums
 from torch_max_backend.schedule.nest import Nest, distance, nest
 from torch_max_backend.schedule.overlap import wait_late
 from torch_max_backend.schedule.own_rows import own_rows
@@ -68,7 +69,9 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
     yield split_divided_variables.__name__, program
     program = tables(program, layouts_of(program), machine)
     yield tables.__name__, program
-    yield split_long_reductions.__name__, split_long_reductions(program, layouts_of(program), machine)
+    program = split_long_reductions(program, layouts_of(program), machine)
+    yield split_long_reductions.__name__, program
+    yield narrow_sums.__name__, narrow_sums(program)
 
 
 def schedule(program: Program, machine: Machine = CPU) -> Schedule:
