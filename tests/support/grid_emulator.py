@@ -450,6 +450,10 @@ class Threads:
     def _not_a_number(self, dtype: torch.dtype, lanes: int) -> torch.Tensor:
         return torch.full((1, lanes), float("nan"), dtype=dtype)
 
+    def _fma(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        """In one rounding, as far as float64 gives it."""
+        return (a.double() * b.double() + c.double()).to(c.dtype)
+
     def _splat(self, lanes: int, x: torch.Tensor) -> torch.Tensor:
         assert x.shape[1] == 1
         return x.expand(-1, lanes)

@@ -43,7 +43,10 @@ _NOWHERE = 2**62
 
 
 class Accumulator(NamedTuple):
-    """The names of a value and, if it has one, of its place; and their lanes."""
+    """The names of a value and, if it has one, of its place; and their lanes.
+
+    A sum of exponentials is a greatest value, and in ``place`` the sum of ``exp(x - greatest)``.
+    """
 
     value: str
     place: str = ""
@@ -80,6 +83,8 @@ class AccumulatorWriter(ExpressionWriter):
     """The reduced variables of the stage at work."""
     one_more: Mapping[str, str] = {**COMBINE, "maximum": "maximum_so_far", "minimum": "minimum_so_far"}
     """The operation by which an accumulator takes one more value."""
+    scaled_by: Mapping[torch.dtype, str] = {}
+    """The exponential that scales sums of exponentials of a dtype, where it is not the exact one."""
 
     def _accumulators(self, stage: StageNest, lanes: int) -> Accumulators:
         """New accumulators for what a stage reduces or scans."""
@@ -92,6 +97,8 @@ class AccumulatorWriter(ExpressionWriter):
             place = ""
             if s.place is not None:
                 place, _ = self._new("at", f"const[i64, {kept}]({_NOWHERE})", kept)
+            elif s.combiner == "log_sum_exp":
+                place, _ = self._new("sum", f"const[{SHORT[s.body.dtype]}, {kept}](0)", kept)
             found[s.name] = Accumulator(value, place, kept)
         return found
 
@@ -134,11 +141,11 @@ class AccumulatorWriter(ExpressionWriter):
                 if s.place is not None:
                     self._line(f"{place} = {self._widened(self._from_index(s.place), lanes)}")
             return
+        if s.combiner == "log_sum_exp":
+            one = f"const[{SHORT[s.body.dtype]}, {lanes}](1)"
+            self._add_exponentials(s, accumulator, accumulator, Accumulator(value, one, lanes))
+            return
         if s.place is None:
-            if s.combiner == "log_sum_exp":
-                value = self._log_add_exp(name, value, lanes)
-                self._line(f"{name} = {value}")
-                return
             self._line(f"{name} = {self.one_more[s.combiner]}({name}, {value})")
             return
         position = self._widened(self._from_index(s.place), lanes)
@@ -226,18 +233,30 @@ class AccumulatorWriter(ExpressionWriter):
         place, _ = self._new("at", f"select({chosen}, {b[1]}, {a[1]})", 1)
         return Accumulator(value, place)
 
-    def _log_add_exp(self, a: str, b: str, lanes: int) -> str:
-        """``log(exp(a) + exp(b))``; two equal infinities give themselves."""
-        high, _ = self._new("a", f"maximum({a}, {b})", lanes)
-        low, _ = self._new("a", f"minimum({a}, {b})", lanes)
-        differ = f"bit_or(ne({high}, {low}), is_finite({low}))"
-        return f"select({differ}, add({high}, log1p(exp(sub({low}, {high})))), {high})"
+    def _add_exponentials(self, s: Statement, to: Accumulator, a: Accumulator, b: Accumulator) -> None:
+        """Let ``to``, which may be one of them, be the sum of two sums of exponentials.
+
+        The lesser greatest value is scaled by a factor of at most 1, so that the processor's own exponential is as good
+        as an exact one. Two equal infinities have the factor 1.
+        """
+        lanes, short = a.lanes, SHORT[s.body.dtype]
+        high, _ = self._new("a", f"maximum({a.value}, {b.value})", lanes)
+        low, _ = self._new("a", f"minimum({a.value}, {b.value})", lanes)
+        exp = self.scaled_by.get(s.body.dtype, "exp")
+        is_one, one = f"eq({high}, {low})", f"const[{short}, {lanes}](1)"
+        factor, _ = self._new("b", f"select({is_one}, {one}, {exp}(sub({low}, {high})))", lanes)
+        first, second = f"fma({a.place}, {factor}, {b.place})", f"fma({b.place}, {factor}, {a.place})"
+        total, _ = self._new("b", f"select(gt({b.value}, {a.value}), {first}, {second})", lanes)
+        self._line(f"{to.value} = {high}")
+        self._line(f"{to.place} = {total}")
 
     def _taken(self, s: Statement, accumulator: Accumulator) -> Value:
         """What a statement gives: the place, or the value in its own dtype."""
         value, place, lanes = accumulator
         if s.place is not None:
             return place, lanes
+        if s.combiner == "log_sum_exp":
+            value = f"add({value}, log({place}))"
         if gathered_dtype(s) is not s.dtype:
             return f"cast[{SHORT[s.dtype]}]({value})", lanes
         return value, lanes

@@ -57,6 +57,7 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
     adds_products = False
     turns = False
     one_more = COMBINE
+    scaled_by = {torch.float32: "exp_nearly"}
 
     def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
         super().__init__(nest, slots)

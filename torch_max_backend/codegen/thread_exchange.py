@@ -195,6 +195,8 @@ class ThreadExchange(KernelWriter):
         own = Accumulator(self._new("a", value, 1)[0])
         if s.place is not None:
             own = own._replace(place=self._new("at", self._from_index(s.place)[0], 1)[0])
+        elif s.combiner == "log_sum_exp":
+            own = own._replace(place=self._new("sum", f"const[{SHORT[s.body.dtype]}, 1](1)", 1)[0])
         by, lane = 1, "mine" if self.nest.threads <= WARP else f"rem32(mine, {WARP})"
         while by < min(WARP, self.nest.threads):
             value, _ = self._new("b", f"shuffle_up({own.value}, {by})", 1)
@@ -218,7 +220,9 @@ class ThreadExchange(KernelWriter):
         """Combine a warp's prefixes with the carry and with what the warps before it have in all; the carry follows."""
         warps = self.nest.threads // WARP
         shared = [self._shared(SHORT[s.body.dtype], warps, "value")]
-        shared += [self._shared("i64", warps, "place")] if own.place else []
+        if own.place:
+            of_place = "i64" if s.place is not None else SHORT[s.body.dtype]
+            shared.append(self._shared(of_place, warps, "place" if s.place is not None else "sum"))
         with self._block(f"if rem32(mine, {WARP}) == {WARP - 1}:"):
             for name, x in zip(shared, own[:2], strict=False):
                 self._line(f"shared_store({name}, div32(mine, {WARP}), {x})")
@@ -247,6 +251,6 @@ class ThreadExchange(KernelWriter):
             for x, y in zip(own[:2], before[:2], strict=True):
                 self._line(f"{x} = select({stays}, {x}, {y})")
         elif s.combiner == "log_sum_exp":
-            self._line(f"{own.value} = {self._log_add_exp(before.value, own.value, 1)}")
+            self._add_exponentials(s, own, before, own)
         else:
             self._line(f"{own.value} = {COMBINE[s.combiner]}({before.value}, {own.value})")

@@ -183,7 +183,7 @@ ATTENTION = frozenset(op for op in (*_PRODUCTS, *_ATTENTION_ON_A_GPU) if "scaled
 SORTS = (aten.sort.default, aten.sort.stable, aten.topk.default, aten.kthvalue.default, aten.median.dim)
 """Those that a GPU's kernels do if rows are short; on a CPU they are ATen's."""
 PREFIXES = frozenset(getattr(aten, name).default for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"))
-IN_PARTS = (aten.cumsum.default, aten.cumprod.default)
+IN_PARTS = (aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default)
 """Those of which a schedule cuts long rows in parts, if sizes are known."""
 LONGEST_PREFIX, FEWEST_ROWS = 1 << 13, 256
 """On a GPU the others are ATen's where rows are longer or fewer than that: many blocks share a row there."""
@@ -218,8 +218,6 @@ def scans_on_a_gpu(target: object, shape: Sequence[Index], dim: object) -> bool:
     """Whether a library computes prefixes on a GPU, of a tensor of this shape along ``dim``."""
     if target not in PREFIXES or not shape or not isinstance(dim, int):
         return False
-    if target is aten.logcumsumexp.default:  # two exponentials an element for a warp's every step, in float64
-        return True
     if target in IN_PARTS and all(n.is_constant for n in shape):
         return False
     rows = product(n for k, n in enumerate(shape) if k != dim % len(shape))

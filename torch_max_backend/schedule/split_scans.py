@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
-from torch_max_backend.loops.expr import Load, compare_index, constant, guarded, op
+import torch
+
+from torch_max_backend.loops.expr import Load, Op, cast, compare_index, constant, guarded, op, select
 from torch_max_backend.loops.index import Index, Var, least
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scan
 from torch_max_backend.loops.tensor import sized
@@ -15,7 +18,8 @@ from torch_max_backend.schedule.machine import Machine
 from torch_max_backend.schedule.split import is_along_memory, reindexed, rewritten, split_order, with_orders
 
 JOINED = {"sum": "add", "product": "mul", "maximum": "maximum", "minimum": "minimum"}
-"""How prefixes of parts become one, by combiner. Places of extremes, and sums of exponentials, are not cut."""
+"""How prefixes of parts become one, by combiner. Sums of exponentials do by :func:`_exponentials_in_parts`; places of
+extremes are not cut."""
 WARPS, THREADS = 2112, 1 << 15
 """Parts of all rows together, at most: warps along memory, else threads."""
 MOST = 4096
@@ -37,12 +41,15 @@ def split_long_scans(program: Program, layouts: Mapping[str, Layout], machine: M
     orders = {**program.orders, **dict(program.outputs)}
     for step in program.steps:
         if isinstance(step, Definition):
-            step = reindexed(step, split)
+            step = reindexed(_in_own_dtype(step) if machine.has_grid else step, split)
             chunk = _chunk(step, layouts, machine)
             if chunk:
                 assert isinstance(step.how, Scan)
                 whole, size = step, step.how.variable.size
                 position = step.variables.index(step.how.variable)
+                if step.how.combiner == "log_sum_exp":
+                    steps += _exponentials_in_parts(step, chunk)
+                    continue
                 *before, step = _in_parts(step, chunk)
                 steps += before
                 orders[before[0].name] = tuple(range(len(step.variables) - 1))  # a warp adds up what is before parts
@@ -60,7 +67,7 @@ def split_long_scans(program: Program, layouts: Mapping[str, Layout], machine: M
 
 def _chunk(d: Definition, layouts: Mapping[str, Layout], machine: Machine) -> int:
     """Elements of a part, which divide the row if such parts are as many; 0 where the row is left whole."""
-    if not machine.has_grid or not isinstance(d.how, Scan) or d.how.combiner not in JOINED:
+    if not machine.has_grid or not isinstance(d.how, Scan) or d.how.combiner not in (*JOINED, "log_sum_exp"):
         return 0
     v = d.how.variable
     if not all(isinstance(w.size, int) for w in d.variables):
@@ -75,6 +82,50 @@ def _chunk(d: Definition, layouts: Mapping[str, Layout], machine: Machine) -> in
     if parts < 4:
         return 0
     return next((size // p for p in range(parts, parts // 2, -1) if size % p == 0), -(-size // parts))
+
+
+def _in_own_dtype(d: Definition) -> Definition:
+    """Sums of exponentials of float32 in float32: they are kept with their greatest, and lose nothing."""
+    x = d.body
+    if not isinstance(d.how, Scan) or d.how.combiner != "log_sum_exp" or d.dtype is not torch.float32:
+        return d
+    return dataclasses.replace(d, body=x.args[0] if isinstance(x, Op) and x.name == "cast" else cast(x, d.dtype))
+
+
+def _exponentials_in_parts(d: Definition, chunk: int) -> list[Definition]:
+    """Prefixes within parts, those of whole parts, and both together: ``log(exp(a) + exp(b))`` of two prefixes."""
+    assert isinstance(d.how, Scan)
+    v, dtype = d.how.variable, d.body.dtype
+    position, size = d.variables.index(v), int(v.size)
+    count = -(-size // chunk)
+    p, q, again = Var(f"{v.name}p", count), Var(f"{v.name}q", chunk), Var(f"{v.name}s", count)
+    place = least(Index.of(p) * chunk + q, Index.of(size - 1))
+    within = dataclasses.replace(
+        rewritten(d, {v: place}),
+        name=f"{d.name}_within",
+        dtype=dtype,
+        variables=tuple(w for y in d.variables for w in ((p, q) if y == v else (y,))),
+        how=Scan("log_sum_exp", q),
+    )
+    others = [w for w in d.variables if w != v]
+    index = list(map(Index.of, d.variables))
+    ends = [*index[:position], Index.of(again), Index.of(chunk - 1), *index[position + 1 :]]
+    before = dataclasses.replace(
+        within,
+        name=f"{d.name}_before",
+        variables=(*others, again),
+        body=Load(within.name, tuple(ends), dtype),
+        how=Scan("log_sum_exp", again),
+    )
+    own, part = index.copy(), index[position] // chunk
+    own[position : position + 1] = [part, index[position] % chunk]
+    a = Load(within.name, tuple(own), dtype)
+    b = Load(before.name, (*map(Index.of, others), part - 1), dtype)
+    high, low = op("maximum", a, b), op("minimum", a, b)
+    both = op("add", high, op("log1p", op("exp", op("sub", low, high))))
+    both = select(op("eq", high, low), op("add", high, constant(math.log(2), dtype)), both)  # infinities, too
+    body = cast(guarded(compare_index("gt", part, Index.of(0)), both, a), d.dtype)
+    return [within, before, dataclasses.replace(d, body=body, how=None)]
 
 
 def _in_parts(d: Definition, chunk: int) -> list[Definition]:
