@@ -99,12 +99,16 @@ class TileWriter(ThreadExchange):
         for v in (tile.fast, tile.across):
             here[v] = self._new("t", here[v], 1)[0]
             size = self._index(Index.of(v.size))
-            at, _ = self._new("k", f"{starts[v]} + {here[v]}", 1)
+            at, _ = self._new("k", self._below_2_to_32(f"{starts[v]} + {here[v]}", v), 1)
             place[v] = at
             if within or not isinstance(v.size, int) or v.size % tile.side(v):
                 place[v], _ = self._new("k", f"imin({at}, {size} - {lanes if v == along else 1})", 1)
                 within += [] if loads else [f"{at} < {size}"]
         return place, within, (here[tile.fast], here[tile.across])
+
+    def _below_2_to_32(self, number: str, v: Var) -> str:
+        """A number that is hardly greater than the size of a loop, calculated in 32 bits if that is so small."""
+        return f"small({number})" if Index.of(v.size).bounds[1] < NARROW // 2 else number
 
     def _wide(self, tile: Tile, v: Var) -> AbstractContextManager[None]:
         """In vectors along one of the two loops, if there are such."""

@@ -168,7 +168,8 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         if threads >= gpu.WARP and threads * max(lanes * each, gpu.ELEMENTS) >= inner and threads * outer >= gpu.BUSY:
             break
         threads *= 2
-    if any(x.place is not None for s in n.stages for x in s.statements):  # threads tell each other places, too
+    are_places = any(x.place is not None for s in n.stages for x in s.statements)
+    if are_places or (lanes == 1 and inner <= gpu.WINDOW):  # what every thread computes first, or tells others, is dear
         while 1 < threads <= gpu.WARP and threads * gpu.EACH // 2 > inner and threads * outer >= gpu.BUSY * 2:
             threads //= 2
     rows = _rows(threads, outer) if inner < gpu.LONG_ROW else max(1, gpu.FEW_WARPS * gpu.WARP // threads)
