@@ -95,6 +95,43 @@ def test_the_forward_has_the_norm_itself(norm: Callable[..., torch.Tensor]) -> N
     assert not {aten.sub.Tensor, aten.rsqrt.default} & {n.target for n in forward.graph.nodes}
 
 
+def attend(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Attention as autocast computes it: products in 16 bits, and the softmax between them in float32."""
+    narrow = x.to(torch.bfloat16)
+    scores = torch.bmm(narrow, y.to(torch.bfloat16)) * x.sum()
+    return torch.bmm(scores.softmax(-1, dtype=torch.float32).to(torch.bfloat16), narrow)
+
+
+def test_a_softmax_of_narrow_scores_saves_nothing_of_their_size_in_float32() -> None:
+    x, y = torch.randn(2, 64, 8, requires_grad=True), torch.randn(2, 8, 64, requires_grad=True)
+    kept = saved(attend, x, y)
+    assert sorted(str(t.dtype) for t in kept if t.numel() == 2 * 64) == ["torch.float32"] * 2, "two numbers a row"
+    assert not [t.shape for t in kept if t.dtype is torch.float32 and t.numel() >= 2 * 64 * 64]
+    for t in (x, y):
+        t.grad = None
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=lambda gm, _: gm, bw_compiler=lambda gm, _: gm, partition_fn=partition)
+    torch.compile(attend, backend=backend)(x, y).float().square().sum().backward()
+    found = [x.grad, y.grad]
+    x.grad = y.grad = None
+    attend(x, y).float().square().sum().backward()
+    torch.testing.assert_close(found, [x.grad, y.grad])
+
+
+def test_the_forward_has_the_softmax_itself() -> None:
+    targets: list[Any] = []
+
+    def noted(gm: fx.GraphModule, _: list[Any]) -> fx.GraphModule:
+        targets.extend(n.target for n in gm.graph.nodes)
+        return gm
+
+    backend = aot_autograd(fw_compiler=noted, bw_compiler=lambda gm, _: gm, partition_fn=partition)
+    torch._dynamo.reset()
+    torch.compile(attend, backend=backend)(torch.randn(2, 64, 8, requires_grad=True), torch.randn(2, 8, 64))
+    assert targets.count(aten._softmax.default) == 1
+    assert aten.div.Tensor not in targets
+
+
 def test_a_norm_by_sums_does_not_keep_what_is_read_behind_it() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x.sin()

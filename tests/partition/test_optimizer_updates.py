@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,12 @@ from torch_max_backend.partition.partitioner import Plan, _Cut
 pytestmark = pytest.mark.sampled
 
 aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier run has kept would not be cut again."""
+    monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path))
 
 
 def last_plan(function: Callable[..., object], *inputs: object, dynamic: bool = False) -> Plan:

@@ -27,6 +27,7 @@ from torch_max_backend.capture.fx_nodes import call_node
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.marked_regions import inline_marked_regions
 from torch_max_backend.capture.recomputed_norms import restore_norms, write_out_norms
+from torch_max_backend.capture.recomputed_softmaxes import restore_softmaxes, write_out_softmaxes
 from torch_max_backend.capture.user_controlled_ops import is_taken
 from torch_max_backend.capture.view_ops import CUTS, PERMUTES, RESHAPES
 
@@ -50,6 +51,7 @@ def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.
     save_narrow(forward, backward, how["num_fwd_outputs"])
     save_wholes(forward, backward, how["num_fwd_outputs"])
     restore_norms(forward)
+    restore_softmaxes(forward)
     forward.graph.output_node().meta[SAVED_FROM] = how["num_fwd_outputs"]
     forward.meta[BACKWARD] = backward
     return forward, backward
@@ -73,7 +75,8 @@ def _cheap_ops() -> Iterator[None]:
 
     Torch's list has what Inductor's decompositions leave. Of what is a loop here, an op that it does not know would end
     a kernel: all that is read on both sides of it would be saved. Norms and softmaxes are not computed again, since
-    they are more than their result; but see :mod:`torch_max_backend.capture.recomputed_norms`.
+    they are more than their result; but see :mod:`torch_max_backend.capture.recomputed_norms` and
+    :mod:`torch_max_backend.capture.recomputed_softmaxes`.
     """
     with _CUTTING:
         known = partitioners.get_default_op_list
@@ -334,4 +337,5 @@ PASSES = [
     save_no_probabilities,
     save_short_places,
     write_out_norms,
+    write_out_softmaxes,
 ]

@@ -29,6 +29,8 @@ COMBINE = {
     "minimum": "minimum",
 }
 """The operation on two values by which each combiner works."""
+SCALED_NEARLY: Mapping[torch.dtype, str] = {torch.float32: "exp_nearly"}
+"""The processor's own exponentials, by which a GPU's kernels scale sums of exponentials."""
 _EXTREMES = ("maximum", "minimum", "argmax", "argmin")
 _ACROSS = {
     "sum": "reduce_add",

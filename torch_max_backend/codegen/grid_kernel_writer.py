@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import torch
 
-from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, Accumulators, Reduction
+from torch_max_backend.codegen.accumulators import COMBINE, SCALED_NEARLY, Accumulator, Accumulators, Reduction
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.held_row_writer import HeldRowWriter
 from torch_max_backend.codegen.inexact_operations import computed_nearly
@@ -57,7 +57,7 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
     adds_products = False
     turns = False
     one_more = COMBINE
-    scaled_by = {torch.float32: "exp_nearly"}
+    scaled_by = SCALED_NEARLY
 
     def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
         super().__init__(nest, slots)

@@ -161,10 +161,12 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         dataclasses.replace(s, vector=s.inner[-1]) if k >= lanes and _has_vectors(s) else s
         for s, k in zip(map(_with_pieces_as_one, stages) if lanes == 1 else stages, possible, strict=True)
     ]
-    threads, each = 1, gpu.EACH
+    threads, each, most = 1, gpu.EACH, gpu.MOST
     if alone is not None and inner >= gpu.LONG_ROW:
+        while most > gpu.BLOCK and outer * most // 2 >= gpu.BUSY * 3 // 4:
+            most //= 2  # several small blocks do not all wait for their last threads at once
         each = max(1, gpu.READS // max(1, len({i for s in stages for i, _ in accesses(s) if _is_of_rows(i, n, s)})))
-    while threads < gpu.MOST and threads * lanes < inner:
+    while threads < most and threads * lanes < inner:
         if threads >= gpu.WARP and threads * max(lanes * each, gpu.ELEMENTS) >= inner and threads * outer >= gpu.BUSY:
             break
         threads *= 2

@@ -30,6 +30,7 @@ from torch_max_backend.schedule.split import split_divided_variables, split_long
 from torch_max_backend.schedule.split_scans import split_long_scans
 from torch_max_backend.schedule.spread_groups import spread_groups
 from torch_max_backend.schedule.tables import tables
+from torch_max_backend.schedule.turned_operands import turned_operands
 from torch_max_backend.schedule.unroll_windows import unroll_windows
 from torch_max_backend.schedule.wide_extremes import wide_extremes
 
@@ -60,15 +61,19 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
     program = wide_extremes(program, machine)
     yield wide_extremes.__name__, program
     found = (without_sums_of_one_element, inline)  # what an index of one element reads is inlined after that
-    for change in (*found, unroll_windows):
+    for change in found:
         program = inline(program, machine, layouts_of(program)) if change is inline else change(program)
         yield change.__name__, program
+    program = unroll_windows(program, machine)
+    yield unroll_windows.__name__, program
     program = spread_groups(program, layouts_of(program), machine)
     yield spread_groups.__name__, program
     program = split_divided_variables(program)
     yield split_divided_variables.__name__, program
     program = tables(program, layouts_of(program), machine)
     yield tables.__name__, program
+    program = turned_operands(program, layouts_of(program), machine)
+    yield turned_operands.__name__, program
     program = split_long_reductions(program, layouts_of(program), machine)
     yield split_long_reductions.__name__, program
     yield narrow_sums.__name__, narrow_sums(program)

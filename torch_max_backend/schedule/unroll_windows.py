@@ -13,9 +13,10 @@ from torch_max_backend.loops.expr import FromIndex, Load, Scalar, cast, op, rewr
 from torch_max_backend.loops.index import Atom, Index
 from torch_max_backend.loops.program import Definition, Program, Reduction
 from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.machine import Machine
 
-MOST = 16
-"""Taps that are written out."""
+MOST, MOST_ON_A_GRID = 16, 25
+"""Taps that are written out. A thread of a grid has a window for itself then, and finds the first of equal extremes."""
 DEAREST = 800
 """The cost of a body with all taps written out, above which the source would be slow to compile."""
 _COMBINE = {
@@ -28,18 +29,19 @@ _COMBINE = {
 }
 
 
-def unroll_windows(program: Program) -> Program:
+def unroll_windows(program: Program, machine: Machine) -> Program:
     """Write out the taps of small windows: reductions that read a tensor at an index of an output and a tap."""
-    steps = [_unrolled(s) if isinstance(s, Definition) and _is_window(s) else s for s in program.steps]
+    most = MOST_ON_A_GRID if machine.has_grid else MOST
+    steps = [_unrolled(s) if isinstance(s, Definition) and _is_window(s, most) else s for s in program.steps]
     return dataclasses.replace(program, steps=steps)
 
 
-def _is_window(d: Definition) -> bool:
+def _is_window(d: Definition, most: int) -> bool:
     how = d.how
     if not isinstance(how, Reduction) or how.combiner not in _COMBINE or not d.variables:
         return False
     taps = cost.count(how.variables)
-    if not 1 < taps <= MOST or not all(isinstance(v.size, int) for v in how.variables):
+    if not 1 < taps <= most or not all(isinstance(v.size, int) for v in how.variables):
         return False
     if taps * cost.of_expression(d.body) > DEAREST:
         return False
