@@ -80,6 +80,21 @@ def test_a_transpose_writes_as_many_rows_side_by_side_as_a_cache_has_places(
     check_generated([made], [check_passes(made)], tmp_path)
 
 
+def gathered(x: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+    """Rows of a matrix whose columns are contiguous."""
+    return (indexing.index_select(views.t(x), 0, places),)
+
+
+def test_places_in_columns_are_looked_up_for_few_columns_at_a_time(tmp_path: Path) -> None:
+    made = []
+    for columns, rows, outside in [(40, 1500, True), (16, 1500, False), (40, 900, False)]:
+        places = torch.randint(0, rows, (70,), generator=torch.Generator().manual_seed(0))
+        (text,) = kernels(gathered, randn(columns, rows), places)
+        assert bool(re.match(r" i\d+p:3, i\d+:70:\n  for i\d+q:.* in vectors", text)) == outside
+        made.append(program(gathered, randn(columns, rows), places))
+    check_generated(made, list(map(check_passes, made)), tmp_path)
+
+
 def rows_written_across(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Of rows that are read several times, and written as columns."""
     products = reduce.sum_dims(pointwise(lambda a, b: op("mul", a, b), x, y), [1], True)

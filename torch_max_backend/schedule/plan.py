@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch_max_backend.loops.program import Call, Program, Scatter, reads
 from torch_max_backend.loops.simplify import without_reductions_of_one, without_sums_of_one_element
 from torch_max_backend.schedule.equal_definitions import without_equal_definitions
+from torch_max_backend.schedule.few_pages import in_few_pages
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.grid import grid_nest, grid_scatter
 from torch_max_backend.schedule.inline import inline
@@ -84,7 +85,7 @@ def schedule(program: Program, machine: Machine = CPU) -> Schedule:
             steps += (grid_scatter if machine.has_grid else scatter_nests)(step.definitions[0], layouts)
         else:
             made = grid_nest(step, layouts, local) if machine.has_grid else nest(step, layouts, local)
-            steps.append(made if machine.has_grid else rows_at_once(interleaved(made)))
+            steps.append(made if machine.has_grid else rows_at_once(in_few_pages(interleaved(made))))
     if machine.has_grid:
         steps = sharing_launches(steps, program.stores)
     else:
