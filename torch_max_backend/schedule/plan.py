@@ -23,6 +23,7 @@ from torch_max_backend.schedule.own_rows import own_rows
 from torch_max_backend.schedule.row_tails import tails_in_vectors
 from torch_max_backend.schedule.rows_at_once import rows_at_once
 from torch_max_backend.schedule.scatter_nest import scatter_nests
+from torch_max_backend.schedule.shared_elements import shared_elements
 from torch_max_backend.schedule.small_kernels import sharing_launches
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
 from torch_max_backend.schedule.split_scans import split_long_scans
@@ -91,7 +92,7 @@ def schedule(program: Program, machine: Machine = CPU) -> Schedule:
     else:
         calls = {name for step in steps if isinstance(step, Call) for name in step.reads()}
         steps = own_rows(steps, calls | {name for name, _ in program.outputs} | {s for _, s in program.stores})
-        steps = [tails_in_vectors(step) if isinstance(step, Nest) else step for step in steps]
+        steps = shared_elements([tails_in_vectors(step) if isinstance(step, Nest) else step for step in steps])
     return Schedule(program, steps, layouts, local)
 
 
