@@ -269,3 +269,16 @@ def test_two_long_scans_are_two_threads(rows: int, at_once: bool) -> None:
     found = kernels(lambda x: (scan.logcumsumexp(x, 1),), randn(rows, 2048))
     (text,) = (x for x in found if "log_sum_exp of" in x)
     assert (f":{rows} in vectors" in text) is at_once
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("row", [3, 4, 8, 13, 16])
+def test_short_rows_are_turned_before_they_are_summed(row: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    def softmax(x: Tensor) -> tuple[Tensor, ...]:
+        return (views.transpose(reduce.softmax(x, 2, False), 1, 2),)
+
+    x = randn(60, 37, row, dtype=dtype)
+    made = program(softmax, x, smooth=True)
+    text = made.written().source
+    assert ("load_strided" not in text) == (row >= 4)
+    check_generated([made], [check_passes(made)], tmp_path)
