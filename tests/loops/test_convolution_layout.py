@@ -32,7 +32,7 @@ def test_a_result_that_leaves_is_copied_back_if_it_is_large(dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize(("channels", "groups", "taps", "launches"), [
-    (8, 4, 3, 2), (8, 1, 3, 0), (64, 4, 3, 0), (8, 8, 3, 0),
+    (8, 4, 3, 2), (8, 1, 3, 2), (64, 4, 3, 0), (8, 8, 3, 0),
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_groups_of_few_channels(dtype: torch.dtype, channels: int, groups: int, taps: int, launches: int) -> None:
@@ -44,6 +44,28 @@ def test_groups_of_few_channels(dtype: torch.dtype, channels: int, groups: int, 
 
     def convolved(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return F.conv2d(x, w, b, padding=taps // 2, groups=groups)
+
+    given, wanted = torch.compile(convolved, backend="max_backend", options=OPTIONS)(x, w, b), convolved(x, w, b)
+    torch.testing.assert_close(given, wanted, **TOLERANCE[dtype])
+    assert given.stride() == wanted.stride()
+    assert reports()[-1].programs[0].launches == launches
+
+
+@pytest.mark.parametrize(("channels", "features", "taps", "launches"), [
+    (32, 16, 3, 3),
+    (16, 16, 5, 3),
+    (256, 300, 3, 2),  # a large weight
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_all_channels_in_one_group(dtype: torch.dtype, channels: int, features: int, taps: int, launches: int) -> None:
+    """The image is turned, and the result turned back as the bias is added, unless the weight is large."""
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((2, channels, 24, 24), (features, channels, taps, taps), (features, 1, 1))
+    x, w, b = (torch.randn(s, generator=generator).to(dtype) for s in sizes)
+
+    def convolved(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w * channels**-0.5, None, padding=1) + b
 
     given, wanted = torch.compile(convolved, backend="max_backend", options=OPTIONS)(x, w, b), convolved(x, w, b)
     torch.testing.assert_close(given, wanted, **TOLERANCE[dtype])

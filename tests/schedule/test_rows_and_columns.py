@@ -57,6 +57,59 @@ def test_rows_stay_together() -> None:
     assert len(kernels(lambda x: (reduce.softmax(x, 1, False),), randn(200, 150))) == 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape", "block"),
+    [
+        (torch.bfloat16, (4096, 32), 16),  # rows that are written 8 KiB apart have one place in the first cache
+        (torch.bfloat16, (64, 8192), 32),  # there is room for 32, of which whole lines are read
+        (torch.float32, (64, 8192), 16),
+        (torch.int8, (64, 16384), 64),
+        (torch.float32, (100, 90), None),
+    ],
+)
+def test_a_transpose_writes_as_many_rows_side_by_side_as_a_cache_has_places(
+    dtype: torch.dtype, shape: tuple[int, int], block: int | None, tmp_path: Path
+) -> None:
+    def turned(x: Tensor) -> tuple[Tensor, ...]:
+        return (views.t(x),)
+
+    x = torch.randint(0, 50, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    (text,) = kernels(turned, x)
+    assert (block is None and "p:" not in text) or f"q:{block}:" in text
+    made = program(turned, x)
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
+def gathered(x: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+    """Rows of a matrix whose columns are contiguous."""
+    return (indexing.index_select(views.t(x), 0, places),)
+
+
+def test_places_in_columns_are_looked_up_for_few_columns_at_a_time(tmp_path: Path) -> None:
+    made = []
+    for columns, rows, outside in [(40, 1500, True), (16, 1500, False), (40, 900, False)]:
+        places = torch.randint(0, rows, (70,), generator=torch.Generator().manual_seed(0))
+        (text,) = kernels(gathered, randn(columns, rows), places)
+        assert bool(re.match(r" i\d+p:3, i\d+:70:\n  for i\d+q:.* in vectors", text)) == outside
+        made.append(program(gathered, randn(columns, rows), places))
+    check_generated(made, list(map(check_passes, made)), tmp_path)
+
+
+def rows_written_across(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Of rows that are read several times, and written as columns."""
+    products = reduce.sum_dims(pointwise(lambda a, b: op("mul", a, b), x, y), [1], True)
+    return (views.t(pointwise(lambda a, b, c: op("mul", op("sub", a, b), c), x, y, products)),)
+
+
+def test_what_is_written_across_memory_is_turned_however_much_it_reads(tmp_path: Path) -> None:
+    inputs = randn(512, 64), randn(512, 64) * 0.5
+    *_, last = kernels(rows_written_across, *inputs)
+    assert "sum of" not in last and "sub" in last
+    made = program(rows_written_across, *inputs, smooth=True)
+    assert made.written().source.count("turn_block(") == 2
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
 def masked_softmax_of_columns(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
     """Of a matrix whose columns are contiguous, with a mask whose rows are."""
     hidden = rules()[aten.masked_fill.Scalar](views.t(x), mask, -1e4)
@@ -69,6 +122,32 @@ def test_what_lies_otherwise_than_the_rest_is_turned_once(tmp_path: Path) -> Non
     assert re.match(r" i\d+:150 in vectors", first) and first.count("x1[") == 1 and "x1[" not in last
     made = program(masked_softmax_of_columns, *inputs, smooth=True)
     assert made.written().source.count("turn_block(") >= 2
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
+def gradient_of_norm(x: Tensor, mean: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+    """Of rows and of columns: ``x`` has contiguous columns, all else contiguous rows."""
+    near = pointwise(lambda a, b: op("exp", op("sub", a, b)), x, mean)
+    shares = pointwise(lambda a, b: op("mul", a, b), dy, near)
+    sums = reduce.sum_dims(shares, [1], True)
+    dx = pointwise(lambda a, b, c: op("sub", a, op("mul", b, c)), dy, near, sums)
+    return dx, reduce.sum_dims(shares, [0])
+
+
+def of_gradient(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    return randn(64, 512, dtype=dtype).t() * 0.1, randn(512, 1, dtype=dtype), randn(512, 64, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_lies_otherwise_than_all_that_is_read_with_it_is_written_as_that_lies(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    turned, *others = kernels(gradient_of_norm, *of_gradient(dtype))
+    assert "exp" in turned and "sum of" not in turned
+    assert not any("exp" in k or "x0[" in k for k in others)
+    made = program(gradient_of_norm, *of_gradient(dtype), smooth=True)
+    source = made.written().source
+    assert source.count("turn_block(") == 1 and "strided" not in source
     check_generated([made], [check_passes(made)], tmp_path)
 
 
@@ -190,3 +269,16 @@ def test_two_long_scans_are_two_threads(rows: int, at_once: bool) -> None:
     found = kernels(lambda x: (scan.logcumsumexp(x, 1),), randn(rows, 2048))
     (text,) = (x for x in found if "log_sum_exp of" in x)
     assert (f":{rows} in vectors" in text) is at_once
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("row", [3, 4, 8, 13, 16])
+def test_short_rows_are_turned_before_they_are_summed(row: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    def softmax(x: Tensor) -> tuple[Tensor, ...]:
+        return (views.transpose(reduce.softmax(x, 2, False), 1, 2),)
+
+    x = randn(60, 37, row, dtype=dtype)
+    made = program(softmax, x, smooth=True)
+    text = made.written().source
+    assert ("load_strided" not in text) == (row >= 4)
+    check_generated([made], [check_passes(made)], tmp_path)

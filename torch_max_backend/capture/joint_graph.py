@@ -25,6 +25,7 @@ from torch_max_backend.capture.cross_entropy import GRADIENT, LOG_PROBABILITIES,
 from torch_max_backend.capture.fake_tensors import order_of, symbols_of, tensor_of, value_of
 from torch_max_backend.capture.fx_nodes import call_node
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
+from torch_max_backend.capture.gradient_layouts import lay_out_gradients
 from torch_max_backend.capture.marked_regions import inline_marked_regions
 from torch_max_backend.capture.recomputed_norms import restore_norms, write_out_norms
 from torch_max_backend.capture.recomputed_softmaxes import restore_softmaxes, write_out_softmaxes
@@ -45,6 +46,7 @@ def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.
     """Rewrite the joint graph, and cut it into forward and backward. ``how`` is min-cut's."""
     for step in PASSES:
         step(joint)
+    lay_out_gradients(joint, how["num_fwd_outputs"])
     joint.graph.lint()
     with _cheap_ops():
         forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **how)

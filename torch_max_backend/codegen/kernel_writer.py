@@ -10,7 +10,7 @@ import torch
 from torch_max_backend.codegen.accumulators import CHAIN, Accumulator, Accumulators, AccumulatorWriter, Reduction
 from torch_max_backend.codegen.expression_writer import Value, reach
 from torch_max_backend.codegen.source import Slot, touched
-from torch_max_backend.codegen.turned_reads import SIDE, turned_reads
+from torch_max_backend.codegen.turned_reads import SHORTEST, SIDE, turned_reads
 from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guarded, Load, Scalar, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scan, Scatter
@@ -54,6 +54,8 @@ class KernelWriter(AccumulatorWriter):
         """What sets up memory for blocks that are read in turns."""
         self.in_turns: dict[tuple[str, Index], str] = {}
         """Where vectors are that have been turned, by tensor and address."""
+        self.in_rows: dict[tuple[str, Index], tuple[str, Var]] = {}
+        """Blocks of rows that have been turned as a whole, and the loops along them."""
 
     def origins(self) -> list[str]:
         """The ops and the user's lines that the kernel comes from."""
@@ -294,14 +296,8 @@ class KernelWriter(AccumulatorWriter):
         (v,) = stage.free
         with self._block(f"while {name} < {end}:"):
             columns, _ = self._new("columns", f"imin({SIDE}, {end} - {name})", 1)
-            self.place[v], blocks = name, []
-            for source, address in reads:
-                self.count += 1
-                block = f"b{self.count}"
-                self.blocks.append(f"    var {block} = own_memory[{SHORT[self.slots[source].dtype]}, {SIDE * SIDE}]()")
-                given = f"{block}, {self.pointers[source]}, {self._index(address)}, {self._step(address)}"
-                self._line(f"turn_block({given}, {self.masked or SIDE}, {columns})")
-                blocks.append(block)
+            self.place[v] = name
+            blocks = [self._block_of(source, address, columns) for source, address in reads]
             j, _ = self._new("j", "0", 1)
             with self._block(f"while {j} < {columns}:"):
                 self.place[v] = f"({name} + {j})"
@@ -312,8 +308,33 @@ class KernelWriter(AccumulatorWriter):
             del self.place[v]
             self._line(f"{name} += {SIDE}")
 
+    def _block_of(self, source: str, address: Index, columns: int | str) -> str:
+        """A block that is read from where the loops are, and turned."""
+        self.count += 1
+        block = f"b{self.count}"
+        self.blocks.append(f"    var {block} = own_memory[{SHORT[self.slots[source].dtype]}, {SIDE * SIDE}]()")
+        given = f"{block}, {self.pointers[source]}, {self._index(address)}, {self._step(address)}"
+        self._line(f"turn_block({given}, {self.masked or SIDE}, {columns})")
+        return block
+
+    def _turn_rows(self, stage: StageNest) -> None:
+        """Turn what a reduction reads of short rows, of which vectors have one lane each."""
+        self.in_rows = {}
+        if not self.turns or self.vector is None or self.lanes != SIDE or stage.free or len(stage.reduced) != 1:
+            return
+        (v,) = stage.reduced
+        if not isinstance(v.size, int) or not SHORTEST <= v.size <= SIDE:
+            return
+        self.place[v] = "0"
+        for source, address in turned_reads(stage, v, self.vector):
+            block = self._block_of(source, address, v.size)
+            self.in_rows[source, address] = block, v
+        del self.place[v]
+
     def _read(self, source: str, address: Index) -> Value:
         place = self.in_turns.get((source, address))
+        if (row := self.in_rows.get((source, address))) is not None:
+            place = f"{row[0]}, {SIDE} * {self.place[row[1]]}"
         if place is not None:
             return self._new("x", f"load[{SIDE}]({place})", SIDE)
         if self.turns and self.lanes > 1 and not self.where and self._step(address) == -1:
@@ -325,6 +346,7 @@ class KernelWriter(AccumulatorWriter):
     # -- the loops of a reduction ----------------------------------------------------------------------------
     def _reduction(self, stage: StageNest) -> None:
         """Accumulators, the reduced loops, and what comes of them."""
+        self._turn_rows(stage)
         along = stage.vector if stage.vector in stage.reduced else None
         wide: list[Accumulators] = []
         narrow: Accumulators = {}
@@ -339,6 +361,7 @@ class KernelWriter(AccumulatorWriter):
         for s in stage.statements:
             if s.combiner:
                 self._finish(s, *self._taken(s, self._gathered(s, self._result(r, s))))
+        self.in_rows = {}
 
     def _chains(self, stage: StageNest, along: Var) -> int:
         """How many accumulators a reduction in vectors along a loop of a stage has."""

@@ -1,11 +1,12 @@
 """In which order of memory a convolution shall have its image, its weight and its result.
 
 oneDNN's kernels for channels in the last place of memory are much faster where there are few channels in a group, and
-about equal elsewhere. Transposed convolutions of other images take up to six times as long (those of stride 1 are
-plain ones by then: see ``transposed_convolution``). Kernels of one tap are
-products of matrices, which are fast with contiguous images where the weight is large. Weights with more taps are put
-into blocks at every call, which takes half as long if they have their channels last already. The limits below were
-chosen on two cores; no benchmark of this repository shows them.
+somewhat faster elsewhere: of more than one tap, they pay for copies of images by loops, which turn them in registers,
+unless weights are large, which are copied as well. Transposed convolutions of other images take up to six times as long
+(those of stride 1 are plain ones by then: see ``transposed_convolution``). Kernels of one tap are products of matrices,
+which are fast with contiguous images where the weight is large. Weights with more taps are put into blocks at every
+call, which takes half as long if they have their channels last already. The limits below were chosen on two cores; no
+benchmark of this repository shows them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Convolution:
             return self._is_slow_transposed
         if copies and math.prod(self.image) + math.prod(self.result) < WORTH_A_COPY:
             return False
-        return self.image[1] < FEW_CHANNELS * self.groups or convolutions >= A_CHAIN
+        return self.image[1] < FEW_CHANNELS * self.groups or convolutions >= A_CHAIN or self._is_worth_turning
 
     @property
     def is_worth_copies(self) -> bool:
@@ -71,7 +72,14 @@ class Convolution:
         if self.is_transposed:
             return self._is_slow_transposed
         inside = self.image[1] // self.groups
-        return self.groups > 1 and 1 < inside < FEW_CHANNELS and math.prod(self.weight[2:]) > 1
+        is_of_few = self.groups > 1 and 1 < inside < FEW_CHANNELS and math.prod(self.weight[2:]) > 1
+        return is_of_few or self._is_worth_turning
+
+    @property
+    def _is_worth_turning(self) -> bool:
+        """Whether a convolution without groups gains more from channels last than it costs to turn image and result."""
+        images = math.prod(self.image) + math.prod(self.result)
+        return self.groups == 1 and math.prod(self.weight[2:]) > 1 and 2 * math.prod(self.weight) <= images
 
     @property
     def _is_slow_transposed(self) -> bool:

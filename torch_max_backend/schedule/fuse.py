@@ -14,11 +14,13 @@ from torch_max_backend.schedule.grid_limits import SHORT
 from torch_max_backend.schedule.inline import renamed
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
 from torch_max_backend.schedule.machine import CPU, Machine
-from torch_max_backend.schedule.nest import LANES
+from torch_max_backend.schedule.nest import LANES, distance
 from torch_max_backend.schedule.split import MANY
 
 MOST, NEAR = 8, 8
 """Members of a kernel that others join for what they read, and kernels that are tried."""
+ALWAYS = 1 << 10
+"""Loads that the store of rows across memory outweighs on a CPU: it takes a line for every element."""
 FEW, BRIEF = 1 << 14, 1 << 18
 """Elements, and operations on them, for which one block of a grid takes no longer than another launch."""
 
@@ -97,7 +99,7 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
             return False
         if not machine.has_grid and _has_short_neighbours(group, d, shared, layouts):
             return False
-    if _turns(group, renamed(d, names), shared, layouts, machine):
+    if _turns(group, renamed(d, names), shared, layouts, machine) or _sums_a_transpose(group, d, layouts, machine):
         return False
     group.outer = shared
     group.members.append(renamed(d, names))
@@ -117,19 +119,39 @@ def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str
     theirs = Counter[Var | None]()
     for m in group.members:
         theirs.update(_directions(m, shared, layouts, has_rows))
-    first, mine = _most(theirs), _most(_directions(d, shared, layouts, has_rows))
+    first, mine = _most(theirs), _most(_directions(d, shared, layouts, has_rows, 2 if machine.has_grid else ALWAYS))
     return bool(first and mine) and first != mine
 
 
-def _directions(d: Definition, shared: list[Var], layouts: Mapping[str, Layout], has_rows: bool) -> Counter[Var | None]:
+def _sums_a_transpose(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: Machine) -> bool:
+    """Whether a group is a transpose on a CPU, which turns blocks in registers, and ``d`` a reduction, which does not.
+
+    Rows of both would be read or written across memory.
+    """
+    (m, *others) = group.members
+    if machine.has_grid or others or d.how is None or m.how is not None or cost.iterations(m) < machine.turned:
+        return False
+    read = Counter[Var | None]()
+    for x in loads(m.body):
+        address = layouts[x.source].address(x.index)
+        if address.variables >= {v for v in m.variables if v.size != 1}:
+            read.update(v for v in address.variables if distance(address, v) == 1)
+    written = [v for v, step in zip(m.variables, layouts[m.name].strides, strict=True) if v.size != 1 and step == 1]
+    first = _most(read)
+    return bool(first and written) and first[0] not in written
+
+
+def _directions(
+    d: Definition, shared: list[Var], layouts: Mapping[str, Layout], has_rows: bool, written: int = 2
+) -> Counter[Var | None]:
     """Elements in reach of ``d`` by the loop along which they are neighbours: one of ``shared``, or that of rows.
 
-    What has one element for a row, or the same ones for all, does not count. What is written counts twice.
+    What has one element for a row, or the same ones for all, does not count. What is written counts ``written`` times.
     """
     found = Counter[Var | None]()
     touched = [(x.source, x.index, 1) for x in loads(*d.expressions())]
     if not d.reduced:
-        touched.append((d.name, _own_index(d), 2))
+        touched.append((d.name, _own_index(d), written))
     for name, index, weight in touched:
         address = layouts[name].address(index)
         moving = address.variables

@@ -21,11 +21,11 @@ LANES = 16
 """Elements of a vector, whatever their dtype: the registers of a processor hold them as one or several."""
 LINE = 64
 """Bytes that memory gives at once."""
-WAY, WAYS = 4096, 32
+WAY, WAYS, NEAR_WAYS = 4096, 16, 8
 """Bytes: addresses that are a multiple of this apart have the same place in a cache, of which there are so many at most
-in the first and the second one together."""
+in the second one, and in the first one."""
 BLOCK = 16
-"""Rows that a transpose writes side by side, where all of them would push each other out of these places."""
+"""Rows, at least, that a transpose writes side by side, where all of them would push each other out of these places."""
 ONE_BY_ONE, STORE, CHAINED, MISS = 0.5, 1.5, 3.0, 2.0
 """Cycles: of an operation that is in no vector; of a store, against a load's 1; of waiting for the sum before; and of a
 line that is not near."""
@@ -574,21 +574,21 @@ def _transposed(n: Nest, v: Var, across: Var) -> Nest:
     """
     (stage,) = n.stages
     rest = [w for w in n.outer if w != across]
-    if not any(_share_places(s, across) for s in stage.statements):
+    apart = max(_apart(s, across) for s in stage.statements)
+    if not isinstance(across.size, int) or apart < LINE or across.size <= WAY // apart * WAYS:
         made = Nest(tuple(rest), (dataclasses.replace(stage, free=(across,)),))
         return dataclasses.replace(sliced(made, across, None), vector=v)
-    p, q = cut(across, BLOCK)
-    statements = substituted(stage.statements, {across: Index.of(p) * BLOCK + q})
+    read = [x.dtype.itemsize for x in walk(*stage.statements[0].expressions) if isinstance(x, Load) and x.index]
+    block = max(BLOCK, min(WAY // apart * NEAR_WAYS, LINE // min(read)))  # whole lines are read, if there is room
+    p, q = cut(across, block)
+    statements = substituted(stage.statements, {across: Index.of(p) * block + q})
     rest.insert(rest.index(v), p)
     return Nest(tuple(rest), (StageNest((q,), (), statements, None),), vector=v)
 
 
-def _share_places(s: Statement, v: Var) -> bool:
-    """Whether too many of the lines that a loop over ``v`` writes have the same place in the first cache."""
-    if s.address is None or not isinstance(v.size, int):
-        return False
-    apart = math.gcd(s.address.coefficient(v) * s.dtype.itemsize, WAY)
-    return apart >= LINE and v.size > WAY // apart * WAYS
+def _apart(s: Statement, v: Var) -> int:
+    """Bytes, the power of two that divides what lies between lines that a loop over ``v`` writes: up to all places."""
+    return 0 if s.address is None else math.gcd(s.address.coefficient(v) * s.dtype.itemsize, WAY)
 
 
 def cut(v: Var, chunk: int) -> tuple[Var, Var]:
