@@ -19,7 +19,11 @@ from torch_max_backend.compile.programs import architecture
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.schedule.machine import GPU, Machine
 
-SMALL: dict[str, dict[str, int]] = {"grid_limits": {"BUSY": 64, "LARGE": 64}, "split": {"CHAIN": 16}}
+SMALL: dict[str, dict[str, int]] = {
+    "grid_limits": {"BUSY": 64, "LARGE": 64},
+    "split": {"CHAIN": 16},
+    "turned_operands": {"LEAST": 1, "OFTEN": 2},
+}
 """Thresholds with which small tensors take the paths of large ones, by module of ``schedule``."""
 SMALL_GPU = dataclasses.replace(GPU, row=64, parts=2, alone=64, results=(4, 64), part=64, block=256)
 
