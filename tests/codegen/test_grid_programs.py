@@ -197,6 +197,17 @@ def test_what_is_compared_is_exact() -> None:
     assert "exp_nearly(" in text and "sigmoid(" in text and "sigmoid_nearly(" not in text
 
 
+def test_a_quotient_of_exponentials_that_is_rounded_to_an_integer_is_exact() -> None:
+    def shares(x: Tensor, rounds: bool) -> Tensor:
+        e = pointwise(lambda a: op("exp", a), x)
+        share = pointwise(lambda a, b: op("div", a, b), e, reduce.sum_dims(e, [1], True))
+        return pointwise(lambda a: op("floor", a), share) if rounds else share
+
+    assert "div_nearly(" in texts(lambda x: shares(x, False), 4096, 512)
+    assert "div_nearly(" not in texts(lambda x: shares(x, True), 4096, 512)
+    assert "div_nearly(" not in texts(lambda x: pointwise(lambda a: op("div", op("exp", a), op("exp", a)), x), 64, 512)
+
+
 # -- shares ------------------------------------------------------------------------------------------------------------
 def test_vectors_fill_pieces_of_memory() -> None:
     v = Var("v", 6000)

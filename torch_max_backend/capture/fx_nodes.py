@@ -35,3 +35,8 @@ def call_node(gm: fx.GraphModule, op: Any, args: tuple[Any, ...], origin: fx.Nod
     with tensor_of(origin).fake_mode:
         node.meta.update(val=op(*values, **kwargs), stack_trace=origin.meta.get("stack_trace"))
     return node
+
+
+def calls_like(gm: fx.GraphModule, origin: fx.Node) -> Callable[..., fx.Node]:
+    """A function that adds a node of the user's line of ``origin``: ``call(op, *args, **kwargs)``."""
+    return lambda op, *args, **kwargs: call_node(gm, op, args, origin, **kwargs)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from torch_max_backend.capture.fake_tensors import order_of, tensor_of
-from torch_max_backend.capture.fx_nodes import call_node, is_getitem
+from torch_max_backend.capture.fx_nodes import call_node, calls_like, is_getitem
 from torch_max_backend.capture.user_controlled_ops import is_taken
 
 aten = torch.ops.aten
@@ -35,7 +34,7 @@ def write_out_norms(gm: fx.GraphModule) -> None:
             if 0 not in results or not tensor_of(results[0]).is_floating_point():
                 continue
             with gm.graph.inserting_before(max(results.values(), key=order.__getitem__).next):
-                end = written(partial(_call, gm, results[0]), node, results)
+                end = written(calls_like(gm, results[0]), node, results)
                 wanted = order_of(tensor_of(results[0]))
                 if end is not None and order_of(tensor_of(end)) != wanted:
                     end = _contiguous(gm, end, results[0]) if wanted == tuple(range(len(wanted or ()))) else None
@@ -64,10 +63,6 @@ def restore_norms(forward: fx.GraphModule) -> None:
 Call = Callable[..., fx.Node]
 """Adds a node: ``call(op, *args, **kwargs)``."""
 Results = Mapping[int, fx.Node]
-
-
-def _call(gm: fx.GraphModule, origin: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    return call_node(gm, op, args, origin, **kwargs)
 
 
 def _contiguous(gm: fx.GraphModule, node: fx.Node, origin: fx.Node) -> fx.Node:

@@ -7,13 +7,11 @@ again.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import fx
 
 from torch_max_backend.capture.fake_tensors import tensor_of
-from torch_max_backend.capture.fx_nodes import call_node
+from torch_max_backend.capture.fx_nodes import calls_like
 from torch_max_backend.capture.user_controlled_ops import is_taken
 
 aten = torch.ops.aten
@@ -32,7 +30,7 @@ def write_out_softmaxes(gm: fx.GraphModule) -> None:
         if not has_backward or tensor_of(node).dtype is not torch.float32 or tensor_of(node).dim() == 0:
             continue
         with gm.graph.inserting_before(node):
-            call = partial(_call, gm, node)
+            call = calls_like(gm, node)
             wide = call(aten._to_copy.default, x, dtype=torch.float32) if widens else x
             largest = call(aten.amax.default, wide, [dim], True)
             exponential = call(aten.exp.default, call(aten.sub.Tensor, wide, largest))
@@ -56,7 +54,3 @@ def restore_softmaxes(forward: fx.GraphModule) -> None:
         end.replace_all_uses_with(result)
     forward.graph.eliminate_dead_code()
     forward.recompile()
-
-
-def _call(gm: fx.GraphModule, origin: fx.Node, op: object, *args: object, **kwargs: object) -> fx.Node:
-    return call_node(gm, op, args, origin, **kwargs)

@@ -20,14 +20,19 @@ def computed_nearly(nest: Nest, rough: Container[str] = frozenset()) -> set[Scal
     on the way to what is computed of it, and so are ``rough`` tensors. Comparisons, and what becomes an integer, ask
     for exact numbers.
 
-    A quotient of an exponential is computed so in any case: its error is two units in the last place, as that of the
-    exponential.
+    An exponential's share of a sum that has been kept is divided so whatever its result's dtype is: the error is two
+    units in the last place, as that of the exponential.
     """
     exact = _exact(nest, rough)
     every = {x for stage in nest.stages for s in stage.statements for x in walk(*s.expressions)}
     floats = [x for x in every if isinstance(x, Op) and x.dtype is torch.float32]
-    shares = {x for x in floats if x.name == "div" and isinstance(x.args[0], Op) and x.args[0].name == "exp"}
+    shares = set(filter(_is_share, floats)) - _exact(nest, rough, of_floats=False)
     return shares | {x for x in floats if x.name in _NEARLY and x not in exact}
+
+
+def _is_share(x: Op) -> bool:
+    """Whether it is an exponential over a number that has been kept; over another one it may be 1 to the bit."""
+    return x.name == "div" and isinstance(x.args[0], Op) and x.args[0].name == "exp" and isinstance(x.args[1], Load)
 
 
 def rough_tensors(nests: Sequence[Nest], exact: Collection[str]) -> frozenset[str]:
@@ -44,15 +49,16 @@ def rough_tensors(nests: Sequence[Nest], exact: Collection[str]) -> frozenset[st
     return frozenset(rough - needed)
 
 
-def _exact(nest: Nest, rough: Container[str]) -> set[Scalar]:
-    """What is computed in a nest and must be exact."""
+def _exact(nest: Nest, rough: Container[str], of_floats: bool = True) -> set[Scalar]:
+    """What is computed in a nest and must be exact: for results in float32, if ``of_floats``, and for what asks."""
     statements = [s for stage in nest.stages for s in stage.statements]
     exact: set[Scalar] = set()
     names: set[str] = set()
     """Results that must be exact."""
     for s in reversed(statements):  # readers first
         kept = (s.address is None or s.name in rough) and s.place is None
-        coarse = (s.dtype in (torch.float16, torch.bfloat16) or kept) and s.name not in names
+        short = s.dtype in (torch.float16, torch.bfloat16) or (s.dtype is torch.float32 and not of_floats)
+        coarse = (short or kept) and s.name not in names
         roots = [x for e in s.expressions for x in ([e] if not coarse or e is not s.body else _asking(e))]
         needed = set(walk(*roots))
         exact |= needed
