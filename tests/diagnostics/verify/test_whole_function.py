@@ -21,6 +21,7 @@ from torch_max_backend.compile import programs
 from torch_max_backend.loops.expr import constant
 from torch_max_backend.loops.program import Definition, Program
 from torch_max_backend.schedule import plan
+from torch_max_backend.schedule.machine import Machine
 
 pytestmark = pytest.mark.sampled
 
@@ -106,7 +107,7 @@ def test_a_wrong_rule_is_named_with_op_and_file(command: Command, monkeypatch: p
 
 
 def test_a_wrong_pass_of_the_schedule_is_named(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_per_cent_more(program: Program) -> Program:
+    def one_per_cent_more(program: Program, _machine: Machine) -> Program:
         steps = [
             dataclasses.replace(s, body=s.body * constant(1.01, s.dtype)) if isinstance(s, Definition) else s
             for s in program.steps
