@@ -155,6 +155,16 @@ def test_long_sums_are_more_accurate_than_eagers() -> None:
     assert torch.stack(ours).norm() < 0.7 * torch.stack(eagers).norm()
 
 
+@pytest.mark.parametrize("function", [torch.var_mean, torch.std_mean])
+def test_a_mean_beside_a_variance_is_eagers(function: Any) -> None:
+    """Torch finds it in float64, so that numbers which cancel each other leave no error."""
+    x = torch.randn(163, 33)[:, :25]
+    torch.testing.assert_close(compiled(function)(x)[1], x.double().mean().float(), rtol=2**-23, atol=0)
+    columns = x - x.double().mean(0).float()
+    made = compiled(lambda c: function(c, 0))(columns)[1]
+    torch.testing.assert_close(made, columns.double().mean(0).float(), rtol=2**-23, atol=0)
+
+
 def test_a_sum_of_float16_that_is_too_large_is_infinite() -> None:
     """Also if it is divided next: kernels keep float32 between ops, in which it would be finite."""
     x = torch.full((3, 1000), 100.0, dtype=torch.float16)

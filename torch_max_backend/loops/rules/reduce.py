@@ -12,7 +12,7 @@ from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.rules.pointwise import to_copy
 from torch_max_backend.loops.rules.registry import LeftToLibrary, aten, prims, rule
 from torch_max_backend.loops.rules.views import reshaped, unsqueeze
-from torch_max_backend.loops.tensor import Shape, Tensor, computed_in, converted, define, pointwise, reduce
+from torch_max_backend.loops.tensor import Shape, Tensor, builder, computed_in, converted, define, pointwise, reduce
 
 Dims = int | Sequence[int] | None
 Formula = Callable[[Scalar], Scalar]
@@ -240,10 +240,17 @@ def _truths(combiner: str, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
 
 
 # -- moments -----------------------------------------------------------------------------------------------------------
-def moments(x: Tensor, dim: Dims, correction: float, compute: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Mean and variance in ``compute``, reduced dimensions kept; the deviations are summed in a second pass."""
+def moments(
+    x: Tensor, dim: Dims, correction: float, compute: torch.dtype, adds_in: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance in ``compute``, reduced dimensions kept; the deviations are summed in a second pass.
+
+    Args:
+        adds_in: The dtype in which the mean is found, if that is another one.
+    """
     n = count_of(x, dim)
-    average = over("sum", x, dim, True, compute=compute, finish=lambda s: s / as_number(n, s.dtype))
+    average = over("sum", x, dim, True, compute=adds_in or compute, finish=lambda s: s / as_number(n, s.dtype))
+    average = _rounded(average, compute)
 
     def deviation(index: Shape) -> Scalar:
         at = tuple(Index.of(0) if one == 1 else i for i, one in zip(index, average.shape, strict=True))
@@ -282,9 +289,32 @@ def var(
 def var_mean(
     self: Tensor, dim: Dims = None, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    average, found = moments(self, dim, 1 if correction is None else correction, computed_in(self.dtype))
-    both = (_rounded(_unkept(x, self, dim, keepdim), self.dtype) for x in (found, average))
-    return tuple(both)  # type: ignore[return-value]
+    return _spread_and_mean(self, dim, correction, keepdim, lambda v: v)
+
+
+# std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> (Tensor, Tensor)
+@rule(aten.std_mean.correction)
+def std_mean(
+    self: Tensor, dim: Dims = None, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    return _spread_and_mean(self, dim, correction, keepdim, lambda v: op("sqrt", v))
+
+
+def _spread_and_mean(
+    x: Tensor, dim: Dims, correction: float | None, keepdim: bool, of_variance: Formula
+) -> tuple[Tensor, Tensor]:
+    compute = computed_in(x.dtype)
+    average, found = moments(x, dim, 1 if correction is None else correction, compute, _dtype_of_means(x))
+    spread = pointwise_of(_unkept(found, x, dim, keepdim), of_variance, x.dtype)
+    return spread, _rounded(_unkept(average, x, dim, keepdim), x.dtype)
+
+
+def _dtype_of_means(x: Tensor) -> torch.dtype | None:
+    """A mean of float32 that is returned beside a variance is found in float64 on a CPU, as torch does there."""
+    b = builder()
+    is_read = b.wanted is None or 1 in b.wanted
+    on_cpu = b.promise is not None and b.promise[1].device.type == "cpu"
+    return torch.float64 if x.dtype is torch.float32 and is_read and on_cpu else None
 
 
 # std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor
