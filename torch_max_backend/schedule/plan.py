@@ -23,6 +23,7 @@ from torch_max_backend.schedule.overlap import wait_late
 from torch_max_backend.schedule.own_rows import own_rows
 from torch_max_backend.schedule.row_tails import tails_in_vectors
 from torch_max_backend.schedule.rows_at_once import rows_at_once
+from torch_max_backend.schedule.rows_inside import rows_inside
 from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.shared_elements import shared_elements
 from torch_max_backend.schedule.small_kernels import sharing_launches
@@ -94,7 +95,7 @@ def schedule(program: Program, machine: Machine = CPU) -> Schedule:
             steps += (grid_scatter if machine.has_grid else scatter_nests)(step.definitions[0], layouts)
         else:
             made = grid_nest(step, layouts, local) if machine.has_grid else nest(step, layouts, local)
-            steps.append(made if machine.has_grid else rows_at_once(in_few_pages(interleaved(made))))
+            steps.append(made if machine.has_grid else rows_inside(rows_at_once(in_few_pages(interleaved(made)))))
     if machine.has_grid:
         steps = sharing_launches(steps, program.stores)
     else:

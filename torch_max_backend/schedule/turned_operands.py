@@ -1,7 +1,9 @@
-"""What a GPU reads many times across memory is first written as it is read.
+"""What is read many times across memory is first written as it is read.
 
 Before: ``t0[b:25, i:1024, j:1303] = x[b, i, j] + y[i, j]``, where neighbours along ``i`` lie side by side in ``y``.
 After: ``t0_turned0[i:1024, j:1303] = y[i, j]``, in rows, and ``t0[b, i, j] = x[b, i, j] + t0_turned0[i, j]``.
+
+A GPU's copy has what is read, a CPU's the whole tensor: windows of an image are read under conditions.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from torch_max_backend.loops.expr import Load, loads, rewrite
-from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.loops.expr import Guarded, Load, loads, rewrite, walk
+from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
@@ -19,33 +21,36 @@ from torch_max_backend.schedule.machine import Machine
 from torch_max_backend.schedule.nest import distance
 from torch_max_backend.schedule.split import with_orders
 
-OFTEN = 8
-"""How often each element is read, at least."""
-LEAST = 1 << 21
+OFTEN, OFTEN_ON_CPU = 8, (4, 12)
+"""How often each element is read, at least; on a CPU under conditions, and without, where blocks are turned as well."""
+LEAST, LEAST_ON_CPU = 1 << 21, 1 << 14
 """Elements of the definition, at least: a kernel more takes a few microseconds."""
+FAR = 4
+"""Steps in elements from which a CPU's vectors are picked together."""
+
+_Made = tuple[list[Definition], Definition, dict[str, tuple[int, ...]]]
+"""Copies, what reads them, and the orders of the copies' dimensions in memory."""
 
 
 def turned_operands(program: Program, layouts: Mapping[str, Layout], machine: Machine) -> Program:
     """Definitions that read dense copies in place of what they read many times in steps of whole sectors."""
-    if not machine.has_grid:
-        return program
     steps: list[Definition | Call] = []
     orders = {**program.orders, **dict(program.outputs)}
     for step in program.steps:
         copies: list[Definition] = []
         if isinstance(step, Definition):
-            copies, step = _with_copies(step, layouts)
-        orders.update({d.name: tuple(range(len(d.variables))) for d in copies})
+            copies, step, made = (_with_copies if machine.has_grid else _with_whole_copies)(step, layouts)
+            orders.update(made)
         steps += [*copies, step]
     return with_orders(program, steps, orders)
 
 
-def _with_copies(d: Definition, layouts: Mapping[str, Layout]) -> tuple[list[Definition], Definition]:
+def _with_copies(d: Definition, layouts: Mapping[str, Layout]) -> _Made:
     """The copies that a definition shall read, and the definition that reads them."""
-    v = _fastest(d, layouts)
+    v = _fastest(d, layouts, LEAST)
     copies: list[Definition] = []
     if v is None:
-        return copies, d
+        return copies, d, {}
     values: dict[Load, Load] = {}
     for x in dict.fromkeys(loads(*d.expressions())):
         own = _variables_across(x, d, v, layouts)
@@ -56,18 +61,68 @@ def _with_copies(d: Definition, layouts: Mapping[str, Layout]) -> tuple[list[Def
         body = rewrite(x, {w: Index.of(other) for w, other in zip(own, fresh, strict=True)})
         copies.append(Definition(name, x.dtype, tuple(fresh), body, where=d.where))
         values[x] = Load(name, tuple(map(Index.of, own)), x.dtype)
-    if not copies:
-        return copies, d
-    return copies, dataclasses.replace(d, body=rewrite(d.body, {}, lambda x: values.get(x, x)))
+    orders = {copy.name: tuple(range(len(copy.variables))) for copy in copies}
+    return copies, _reading(d, values), orders
 
 
-def _fastest(d: Definition, layouts: Mapping[str, Layout]) -> Var | None:
+def _reading(d: Definition, values: Mapping[Load, Load]) -> Definition:
+    """The definition with some of its loads replaced."""
+    return dataclasses.replace(d, body=rewrite(d.body, {}, lambda x: values.get(x, x))) if values else d
+
+
+def _with_whole_copies(d: Definition, layouts: Mapping[str, Layout]) -> _Made:
+    """Copies of whole tensors, and the definition that reads them, at the same indices."""
+    v = _fastest(d, layouts, LEAST_ON_CPU) if d.how is None else None
+    copies: list[Definition] = []
+    values: dict[Load, Load] = {}
+    orders: dict[str, tuple[int, ...]] = {}
+    if v is None:
+        return copies, d, orders
+    read = list(dict.fromkeys(loads(d.body)))
+    often = OFTEN_ON_CPU[not any(isinstance(x, Guarded) for x in walk(d.body))]
+    for source in dict.fromkeys(x.source for x in read):
+        own = [x for x in read if x.source == source]
+        ends = {_last_dimension(x, v, layouts[source]) for x in own}
+        if None in ends or len(ends) != 1:
+            continue
+        (last,) = ends
+        sizes = layouts[source].sizes
+        if not all(n.is_constant for n in sizes):
+            continue
+        fresh = tuple(Var(f"{v.name}u{len(copies)}d{k}", n.constant) for k, n in enumerate(sizes))
+        if cost.count(fresh) * often > cost.iterations(d):
+            continue
+        name = f"{d.name}_turned{len(copies)}"
+        copies.append(
+            Definition(
+                name, own[0].dtype, fresh, Load(source, tuple(map(Index.of, fresh)), own[0].dtype), where=d.where
+            )
+        )
+        orders[name] = (*(k for k in range(len(sizes)) if k != last), last)
+        values.update({x: Load(name, x.index, x.dtype) for x in own})
+    return copies, _reading(d, values), orders
+
+
+def _last_dimension(x: Load, v: Var, layout: Layout) -> int | None:
+    """The dimension of a tensor along which a loop runs, if its steps are long and another one's the shortest."""
+    if any(isinstance(a, Computed) for i in x.index for a in i.atoms):
+        return None
+    along = [k for k, i in enumerate(x.index) if v in i.variables]
+    if len(along) != 1 or x.index[along[0]].coefficient(v) != 1:
+        return None
+    steps = layout.strides
+    beside = any(s == 1 and n != 1 for k, (s, n) in enumerate(zip(steps, layout.sizes, strict=True)) if k != along[0])
+    far = steps[along[0]].is_constant and steps[along[0]].constant >= FAR
+    return along[0] if beside and far else None
+
+
+def _fastest(d: Definition, layouts: Mapping[str, Layout], least: int) -> Var | None:
     """The loop along which a large definition's memory runs: what it writes, or what it reads most of if it reduces."""
     reduces = isinstance(d.how, Reduction)
     every = (*d.variables, *d.reduced)
     if (d.how is not None and not reduces) or not all(isinstance(v.size, int) for v in every):
         return None
-    if cost.iterations(d) < LEAST:
+    if cost.iterations(d) < least:
         return None
     if not reduces:
         found = zip(d.variables, layouts[d.name].strides, strict=True)
