@@ -1,4 +1,4 @@
-"""Loops over two or four neighbours in memory as vectors whose lanes are written in turns: where, and right."""
+"""Loops over two, four or eight neighbours in memory as vectors whose lanes are written in turns: where, and right."""
 
 from __future__ import annotations
 
@@ -42,9 +42,16 @@ def pairs(x: Tensor) -> tuple[Tensor, ...]:
     return (views.reshaped(joined, [*joined.shape[:3], joined.shape[3] * 2]),)
 
 
+def last(x: Tensor) -> tuple[Tensor, ...]:
+    """Eight channels behind the places of an image."""
+    n, c, h, w = (s.constant for s in x.shape)
+    return (views.reshaped(views.permute(views.view(x, [n * c // 8, 8, h * w]), [0, 2, 1]), [n * c // 8, h * w * 8]),)
+
+
 FUNCTIONS: dict[str, Function] = {
-    "twice": twice_the_size, "shuffled 2": shuffled(2), "shuffled 4": shuffled(4), "pairs": pairs
+    "twice": twice_the_size, "shuffled 2": shuffled(2), "shuffled 4": shuffled(4), "pairs": pairs, "last": last
 }  # fmt: skip
+NEIGHBOURS = {"shuffled 4": 4, "last": 8}
 
 
 def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -59,7 +66,7 @@ def stores(made: LoopProgram) -> str:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_lanes_are_written_in_turns(name: str) -> None:
     text = stores(program(FUNCTIONS[name], numbers(2, 16, 10, 20, dtype=torch.float32)))
-    assert f"store_{4 if name == 'shuffled 4' else 2}_in_turns(" in text
+    assert f"store_{NEIGHBOURS.get(name, 2)}_in_turns(" in text
     assert "_in_turns_masked(" in text, "what is left of vectors of 16"
     assert "store(" not in text and "store_strided" not in text
 

@@ -14,6 +14,7 @@ from torch_max_backend.codegen.turned_reads import SHORTEST, SIDE, turned_reads
 from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guarded, Load, Scalar, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scan, Scatter
+from torch_max_backend.schedule.interleaved_stores import NEIGHBOURS
 from torch_max_backend.schedule.nest import Nest, OwnRow, StageNest, Statement, lanes_of
 from torch_max_backend.schedule.rows_at_once import tensor_of
 
@@ -474,10 +475,10 @@ class KernelWriter(AccumulatorWriter):
             self._line(f"store_strided{masked[0]}({apart}, {self._index(s.address)}, {step}, {masked[1]}{wide})")
 
     def _neighbours(self, s: Statement, after: Sequence[Statement]) -> Sequence[Statement]:
-        """The statements after ``s`` that write the lanes between those which it writes to every second or fourth
-        place, where registers have them all."""
+        """The statements after ``s`` that write the lanes between those which it writes to every second, fourth or
+        eighth place, where registers have them all."""
         step = None if s.address is None or self.lanes != SIDE else self._step(s.address)
-        if s.address is None or step not in (2, 4) or not self.turns:
+        if s.address is None or step not in NEIGHBOURS or not self.turns:
             return []
         found = after[: step - 1]
         places = [t.address for t in found if t.name == s.name and t.address is not None]

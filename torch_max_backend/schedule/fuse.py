@@ -111,16 +111,19 @@ def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str
 
     A kernel of its own can turn tiles in registers or shared memory. As a batch norm of a contiguous image whose result
     has channels last, which would write each element of a row into another sector. Short rows are one thread's, which
-    writes beside its neighbours.
+    writes beside its neighbours; on a CPU, where all of them have neighbours along a loop around them.
     """
     has_rows = any(cost.iterations(x) > cost.count(shared) for x in (*group.members, d))
-    if d.how is not None or cost.iterations(d) < max(machine.turned, (SHORT * cost.count(shared) + 1) * has_rows):
+    if d.how is not None or cost.iterations(d) < machine.turned:
+        return False
+    is_short = has_rows and cost.iterations(d) <= SHORT * cost.count(shared)
+    if is_short and machine.has_grid:
         return False
     theirs = Counter[Var | None]()
     for m in group.members:
         theirs.update(_directions(m, shared, layouts, has_rows))
     first, mine = _most(theirs), _most(_directions(d, shared, layouts, has_rows, 2 if machine.has_grid else ALWAYS))
-    return bool(first and mine) and first != mine
+    return bool(first and mine) and first != mine and not (is_short and None in (*first, *mine))
 
 
 def _sums_a_transpose(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: Machine) -> bool:

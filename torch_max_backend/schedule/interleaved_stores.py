@@ -1,4 +1,4 @@
-"""Loops over two or four neighbours in memory, such as those of an image of twice the size, as vectors along the loop
+"""Loops over two, four or eight neighbours in memory, as those of an image of twice the size, as vectors along the loop
 around them.
 
 Before: ``for a:512:``, in it ``for b:2: y[2*a + b] = f(x[a], b)``, in vectors of two lanes.
@@ -16,8 +16,10 @@ from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.nest import Nest, sliced
 from torch_max_backend.schedule.rows_at_once import several
 
-NEIGHBOURS = (2, 4)
+NEIGHBOURS = (2, 4, 8)
 """Lanes that can be put in turns."""
+MOST = 64
+"""Operations that are written out for all of them, at most, beside those of two neighbours."""
 SHORTEST = 8
 """Iterations of the loop around them, from which its vectors are the longer ones."""
 
@@ -34,6 +36,9 @@ def interleaved(n: Nest) -> Nest:
         return n
     b = short[0]
     loops.remove(b)
+    operations = cost.of_expression(*(e for s in stage.statements for e in s.expressions))
+    if (cost.count([b]) - 2) * operations > MOST:
+        return n
     around = [v for v in loops if all(_is_around(address, v, b) for address in stores)]
     if not around or cost.count(around[:1]) < SHORTEST or any(_depends(w, around[0], b) for w in loops):
         return n

@@ -99,6 +99,29 @@ def store_4_in_turns_masked[d: DType](
 
 
 @always_inline("nodebug")
+def store_8_in_turns[d: DType](
+    p: Ptr[d], i: Int,
+    a0: Vec[d, 16], a1: Vec[d, 16], a2: Vec[d, 16], a3: Vec[d, 16],
+    a4: Vec[d, 16], a5: Vec[d, 16], a6: Vec[d, 16], a7: Vec[d, 16],
+):
+    var low = in_turns(in_turns(a0, a4), in_turns(a2, a6))
+    var high = in_turns(in_turns(a1, a5), in_turns(a3, a7))
+    store(p, i, in_turns(low, high))
+
+
+@always_inline("nodebug")
+def store_8_in_turns_masked[d: DType](
+    p: Ptr[d], i: Int, count: Int,
+    a0: Vec[d, 16], a1: Vec[d, 16], a2: Vec[d, 16], a3: Vec[d, 16],
+    a4: Vec[d, 16], a5: Vec[d, 16], a6: Vec[d, 16], a7: Vec[d, 16],
+):
+    """The first `count` lanes of each."""
+    var low = in_turns(in_turns(a0, a4), in_turns(a2, a6))
+    var high = in_turns(in_turns(a1, a5), in_turns(a3, a7))
+    store_masked(p, i, 8 * count, in_turns(low, high))
+
+
+@always_inline("nodebug")
 def row_of[d: DType](p: Ptr[d], i: Int, step: Int, k: Int, rows: Int, columns: Int) -> Vec[d, 16]:
     """Row `k` of a block, or its last one, with zeros behind its columns."""
     var row = k

@@ -216,3 +216,29 @@ def store_4_in_turns_masked[d: DType](
     store_strided_masked(p, i + 1, 4, count, b)
     store_strided_masked(p, i + 2, 4, count, c)
     store_strided_masked(p, i + 3, 4, count, e)
+
+
+@always_inline("nodebug")
+def store_8_in_turns[d: DType](
+    p: Ptr[d], i: Int,
+    a0: Vec[d, 16], a1: Vec[d, 16], a2: Vec[d, 16], a3: Vec[d, 16],
+    a4: Vec[d, 16], a5: Vec[d, 16], a6: Vec[d, 16], a7: Vec[d, 16],
+):
+    store_8_in_turns_masked(p, i, 16, a0, a1, a2, a3, a4, a5, a6, a7)
+
+
+@always_inline("nodebug")
+def store_8_in_turns_masked[d: DType](
+    p: Ptr[d], i: Int, count: Int,
+    a0: Vec[d, 16], a1: Vec[d, 16], a2: Vec[d, 16], a3: Vec[d, 16],
+    a4: Vec[d, 16], a5: Vec[d, 16], a6: Vec[d, 16], a7: Vec[d, 16],
+):
+    """The first `count` lanes of each."""
+    store_strided_masked(p, i + 0, 8, count, a0)
+    store_strided_masked(p, i + 1, 8, count, a1)
+    store_strided_masked(p, i + 2, 8, count, a2)
+    store_strided_masked(p, i + 3, 8, count, a3)
+    store_strided_masked(p, i + 4, 8, count, a4)
+    store_strided_masked(p, i + 5, 8, count, a5)
+    store_strided_masked(p, i + 6, 8, count, a6)
+    store_strided_masked(p, i + 7, 8, count, a7)
