@@ -60,6 +60,29 @@ def test_many_short_rows_have_blocks(shape: tuple[int, ...], wanted: bool) -> No
     assert all((row.size, row.bytes) == (LANES, 4 * LANES) for n in nests(made) for row in n.own)
 
 
+def log_softmax_of_sigmoids(x: Tensor) -> tuple[Tensor, ...]:
+    """These are computed once and kept."""
+    return (rule("_log_softmax")(rule("sigmoid")(x), x.rank - 1, False),)
+
+
+@pytest.mark.parametrize(("row", "wanted"), [(32, True), (512, True), (600, False)])
+def test_sixteen_of_the_rows_that_a_thread_keeps(row: int, wanted: bool) -> None:
+    made = program(log_softmax_of_sigmoids, rows(600, row, dtype=torch.bfloat16))
+    kept = {r.size for n in nests(made) for r in n.own if r.dtype is torch.bfloat16}
+    assert kept == {LANES * row if wanted else row}
+    assert in_vectors(made) == wanted
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_kept_rows_are_right(dtype: torch.dtype, tmp_path: Path) -> None:
+    programs = [
+        program(log_softmax_of_sigmoids, rows(*shape, dtype=dtype), smooth=True) for shape in [(512, 32), (700, 33)]
+    ]
+    assert all(len(n.own) > 1 for made in programs for n in nests(made))
+    check_generated(programs, [check_passes(p) for p in programs], tmp_path)
+
+
 def test_what_is_cheap_is_computed_row_by_row() -> None:
     made = program(lambda x: (pointwise(lambda a: a + 1, sum_and_logarithm(x)[0]),), rows(512, 32))
     assert not in_vectors(made)

@@ -4,7 +4,8 @@ A logarithm or a root of one number takes as long as of sixteen. Where rows are 
 
 Before: ``for i:512:``, in it ``t = sum of x[32*i + r]`` and then ``y[i] = log(t)``.
 After: ``for ip:32:``, in it ``for iq:16: t[iq] = sum of x[512*ip + 32*iq + r]`` and then, in a vector,
-``y[16*ip + iq] = log(t[iq])``, where ``t`` has 16 elements that the thread keeps.
+``y[16*ip + iq] = log(t[iq])``, where ``t`` has 16 elements that the thread keeps. It keeps sixteen of each row that it
+kept one of.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch_max_backend.loops.expr import Load, Scalar, rewrite, walk
 from torch_max_backend.loops.index import Atom, Index, Var
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.nest import LANES, Nest, OwnRow, StageNest, Statement, cut
+from torch_max_backend.schedule.own_rows import NEAR
 
 DEAR = 6
 """Cost of what is computed once a row, from which it is worth to be computed in vectors."""
@@ -24,7 +26,7 @@ SHORT, MANY = 512, 512
 
 def tails_in_vectors(n: Nest) -> Nest:
     """The nest with blocks of rows, if each row is reduced and something dear is computed of the results."""
-    if n.vector is not None or n.several or n.own or not n.outer:
+    if n.vector is not None or n.several or not n.outer or LANES * sum(row.bytes for row in n.own) > NEAR // 2:
         return n
     tails = [s for s in n.stages if not s.inner]
     dear = cost.of_expression(*(e for s in tails for x in s.statements for e in x.expressions))
@@ -53,11 +55,15 @@ def _blocks(n: Nest, v: Var) -> Nest:
     p, q = cut(v, LANES)
     values: dict[Atom, Index] = {v: Index.of(p) * LANES + q}
     kept = _kept(n)
+    rows = {row.name: row.size for row in n.own}
+    own = (*kept.values(), *(dataclasses.replace(row, size=row.size * LANES) for row in n.own))
 
     def moved(stage: StageNest) -> StageNest:
         here, done = {s.name for s in stage.statements}, dict[Scalar, Scalar]()
 
         def load(x: Load) -> Scalar:
+            if x.source in rows and x.index:
+                return Load(x.source, (x.index[0] + Index.of(q) * rows[x.source],), x.dtype)
             return x if x.index or x.source in here else Load(x.source, (Index.of(q),), x.dtype)
 
         def again(x: Scalar) -> Scalar:
@@ -66,16 +72,16 @@ def _blocks(n: Nest, v: Var) -> Nest:
         def statement(s: Statement) -> Statement:
             address = None if s.address is None else s.address.substitute(values, again)
             place = None if s.place is None else s.place.substitute(values, again)
-            return dataclasses.replace(
-                s, body=again(s.body), address=Index.of(q) if s.name in kept else address, place=place
-            )
+            if s.name in kept:
+                address = Index.of(q)
+            elif s.name in rows and address is not None:
+                address = address + Index.of(q) * rows[s.name]
+            return dataclasses.replace(s, body=again(s.body), address=address, place=place)
 
         statements = tuple(map(statement, stage.statements))
         return StageNest((q, *stage.free), stage.reduced, statements, stage.vector if stage.inner else q)
 
-    return dataclasses.replace(
-        n, outer=(*n.outer[:-1], p), stages=tuple(map(moved, n.stages)), own=tuple(kept.values())
-    )
+    return dataclasses.replace(n, outer=(*n.outer[:-1], p), stages=tuple(map(moved, n.stages)), own=own)
 
 
 def _kept(n: Nest) -> dict[str, OwnRow]:
