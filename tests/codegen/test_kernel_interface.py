@@ -501,6 +501,14 @@ def test_casts_are_those_of_to(kernels: Kernels, d: str) -> None:
         assert not wrong.any(), (e, x[wrong][:5], got[wrong][:5], want[wrong][:5])
 
 
+@pytest.mark.parametrize("greatest", [2**31, 2**24], ids=["any", "denormal"])
+def test_float32_is_rounded_to_bfloat16(kernels: Kernels, greatest: int) -> None:
+    """Any bits, and mostly denormals, which processors' instructions make zero."""
+    bits = np.random.default_rng(0).integers(-greatest, greatest, 4096)
+    x = torch.from_numpy(np.where(bits < 0, -bits | 1 << 31, bits).astype(np.uint32).view(np.float32))
+    assert same(kernels.map("cast", [x], "bf16", 16), x.bfloat16()).all()
+
+
 @pytest.mark.parametrize("d", ["f32", "f64", "i8", "i32", "i64", "u8"])
 def test_reductions(kernels: Kernels, d: str) -> None:
     cases = [(torch.randn(16) * 3).to(TYPES[d]) for _ in range(4)]

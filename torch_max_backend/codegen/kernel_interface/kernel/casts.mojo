@@ -12,17 +12,6 @@ def bf16_to_f32[w: Int](x: Vec[bf16, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
-def f32_to_bf16[w: Int](x: Vec[f32, w]) -> Vec[bf16, w]:
-    """To the nearest, ties to even. A CPU's own instruction would make denormals zero."""
-    if on_gpu():
-        return cast_plain[bf16](x)
-    var b = bitcast[u32](x)
-    var odd = bit_and(shr_plain(b, const[u32, w](16)), const[u32, w](1))
-    var rounded = shr_plain(add(add(b, odd), const[u32, w](0x7FFF)), const[u32, w](16))
-    return bitcast[bf16](cast_plain[u16](select(is_nan(x), const[u32, w](0x7FC0), rounded)))
-
-
-@always_inline("nodebug")
 def cast[e: DType, d: DType, w: Int](x: Vec[d, w]) -> Vec[e, w]:
     if d == e:
         return cast_plain[e](x)

@@ -14,6 +14,7 @@ from raw.vectors.pointers import *
 from .memory import *
 from raw.vectors.lanes import *
 from .gathers import *
+from .bfloat16 import *
 from .threads import *
 from .shuffles import *
 from .shared import *

@@ -9,4 +9,5 @@ from .memory import *
 from .lanes import *
 from .gathers import *
 from .turns import *
+from .bfloat16 import *
 from .threads import *

@@ -3,4 +3,5 @@ from .types import *
 from .arithmetic import *
 from .reductions import *
 from .memory import *
+from .bfloat16 import *
 from .threads import *
