@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.loop_programs import check_generated, check_passes, random_program
-from torch_max_backend.schedule import nest, split
+from torch_max_backend.schedule import split, vectors
 from torch_max_backend.schedule.machine import CPU
 
 pytestmark = pytest.mark.sampled
 
 CHUNK = 40
 """Programs of one compile."""
-SMALL = [(split, "PART", 64), (split, "CHAIN", 16), (split, "LANES", 4), (nest, "SLICE", 32)]
+SMALL = [(split, "PART", 64), (split, "CHAIN", 16), (split, "LANES", 4), (vectors, "SLICE", 32)]
 SMALL_MACHINE = dataclasses.replace(CPU, row=64, results=(4, 64))
 """Thresholds with which small tensors take the paths of large ones: parts, slices, kernels that are kept apart."""
 

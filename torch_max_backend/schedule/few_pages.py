@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from torch_max_backend.loops.expr import Load, walk
 from torch_max_backend.loops.index import Computed, Index, Var
-from torch_max_backend.schedule.nest import LANES, WAY, Nest, StageNest, cut, distance, substituted
+from torch_max_backend.schedule.nest import LANES, Nest, StageNest, cut, distance, substituted
+from torch_max_backend.schedule.vectors import WAY
 
 
 def in_few_pages(n: Nest) -> Nest:

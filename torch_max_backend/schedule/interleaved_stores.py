@@ -13,8 +13,9 @@ import dataclasses
 from torch_max_backend.loops.expr import loads
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.schedule import cost
-from torch_max_backend.schedule.nest import Nest, sliced
+from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.rows_at_once import several
+from torch_max_backend.schedule.vectors import sliced
 
 NEIGHBOURS = (2, 4, 8)
 """Lanes that can be put in turns."""

@@ -18,7 +18,7 @@ from torch_max_backend.schedule.late_stores import with_late_stores
 from torch_max_backend.schedule.layouts import layouts_of
 from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.narrow_sums import narrow_sums
-from torch_max_backend.schedule.nest import Nest, nest
+from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.overlap import wait_late
 from torch_max_backend.schedule.own_rows import own_rows
 from torch_max_backend.schedule.row_tails import tails_in_vectors
@@ -33,6 +33,7 @@ from torch_max_backend.schedule.spread_groups import spread_groups
 from torch_max_backend.schedule.tables import tables
 from torch_max_backend.schedule.turned_operands import turned_operands
 from torch_max_backend.schedule.unroll_windows import unroll_windows
+from torch_max_backend.schedule.vectors import nest
 from torch_max_backend.schedule.wide_extremes import wide_extremes
 
 

@@ -10,7 +10,8 @@ from torch_max_backend.loops.index import Index, Var, least
 from torch_max_backend.loops.program import Definition, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
-from torch_max_backend.schedule.nest import LANES, Nest, StageNest, Statement, distance, merged, nest, substituted
+from torch_max_backend.schedule.nest import LANES, Nest, StageNest, Statement, distance, merged, substituted
+from torch_max_backend.schedule.vectors import nest
 
 PARTS = 16
 """Parts of a row that threads share."""

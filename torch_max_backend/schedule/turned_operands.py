@@ -82,22 +82,16 @@ def _with_whole_copies(d: Definition, layouts: Mapping[str, Layout]) -> _Made:
     often = OFTEN_ON_CPU[not any(isinstance(x, Guarded) for x in walk(d.body))]
     for source in dict.fromkeys(x.source for x in read):
         own = [x for x in read if x.source == source]
-        ends = {_last_dimension(x, v, layouts[source]) for x in own}
-        if None in ends or len(ends) != 1:
-            continue
-        (last,) = ends
+        last, *others = {_last_dimension(x, v, layouts[source]) for x in own}
         sizes = layouts[source].sizes
-        if not all(n.is_constant for n in sizes):
+        if last is None or others or not all(n.is_constant for n in sizes):
             continue
         fresh = tuple(Var(f"{v.name}u{len(copies)}d{k}", n.constant) for k, n in enumerate(sizes))
         if cost.count(fresh) * often > cost.iterations(d):
             continue
         name = f"{d.name}_turned{len(copies)}"
-        copies.append(
-            Definition(
-                name, own[0].dtype, fresh, Load(source, tuple(map(Index.of, fresh)), own[0].dtype), where=d.where
-            )
-        )
+        body = Load(source, tuple(map(Index.of, fresh)), own[0].dtype)
+        copies.append(Definition(name, body.dtype, fresh, body, where=d.where))
         orders[name] = (*(k for k in range(len(sizes)) if k != last), last)
         values.update({x: Load(name, x.index, x.dtype) for x in own})
     return copies, _reading(d, values), orders
