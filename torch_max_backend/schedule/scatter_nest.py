@@ -10,7 +10,16 @@ from torch_max_backend.loops.index import Index, Var, least
 from torch_max_backend.loops.program import Definition, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
-from torch_max_backend.schedule.nest import LANES, Nest, StageNest, Statement, distance, merged, substituted
+from torch_max_backend.schedule.nest import (
+    LANES,
+    Nest,
+    StageNest,
+    Statement,
+    distance,
+    linear_nest,
+    merged,
+    substituted,
+)
 from torch_max_backend.schedule.vectors import nest
 
 PARTS = 16
@@ -18,15 +27,46 @@ PARTS = 16
 
 
 def scatter_nests(d: Definition, layouts: Mapping[str, Layout]) -> list[Nest]:
-    """Two nests in the same memory.
+    """Two nests in the same memory, or one of two stages.
 
     Before: ``t0[i:8, j:4] = x[i, j], then sum at [[n[k]], c] over k:9, c:4 of y[k, c]``. After: a kernel over i and j
-    that copies x, and one over c, in each thread for k in order, that adds to ``t0[[n[k]], c]``.
+    that copies x, and one over c, in each thread for k in order, that adds to ``t0[[n[k]], c]``. Where threads share a
+    few pieces of rows, one kernel does both, so that none of them writes what is in another one's cache.
     """
     assert isinstance(d.how, Scatter)
     plain = dataclasses.replace(d, how=None)
+    updates = _updates(d, d.how, layouts)
+    together = _with_copy(plain, d.how, updates, layouts)
+    if together is not None:
+        return [together]
     first = nest(Kernel(tuple(v for v in d.variables if v.size != 1), [Stage((), [plain])]), layouts, frozenset())
-    return [first, _updates(d, d.how, layouts)]
+    return [first, updates]
+
+
+def _with_copy(plain: Definition, how: Scatter, updates: Nest, layouts: Mapping[str, Layout]) -> Nest | None:
+    """The nest of updates, with what they are added to in a stage before them, if pieces of rows are all they share."""
+    (stage,) = updates.stages
+    if len(updates.outer) != 1 or stage.vector is None or cost.count(updates.outer) > PARTS:
+        return None
+    (p,) = updates.outer
+    whole = [
+        v
+        for v, t in zip(plain.variables, how.target, strict=True)
+        if v.size != 1 and any(_is(t, w) for w in how.variables)
+    ]
+    rows = tuple(v for v in plain.variables if v.size != 1 and v not in whole)
+    made = merged(linear_nest(Kernel(tuple(whole), [Stage(rows, [plain])]), layouts, frozenset()))
+    (copy,) = made.stages
+    address, target = copy.statements[0].address, stage.statements[0].address
+    if len(made.outer) != 1 or address is None or target is None or address.coefficient(made.outer[0]) != 1:
+        return None
+    (v,) = made.outer
+    chunk = target.coefficient(p)
+    if not isinstance(v.size, int) or chunk == 0 or p.size != -(-v.size // chunk):
+        return None
+    mine = Var(f"{v.name}q", stage.vector.size)
+    statements = substituted(copy.statements, {v: Index.of(p) * chunk + mine})
+    return dataclasses.replace(updates, stages=(StageNest((*copy.free, mine), (), statements, mine), stage))
 
 
 def _updates(d: Definition, how: Scatter, layouts: Mapping[str, Layout]) -> Nest:
