@@ -34,7 +34,7 @@ from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.plan import Schedule
 
-WORTH_A_TEAM = 60_000
+WORTH_A_TEAM = 100_000
 """Simple operations on one element that are worth waking threads for: some microseconds of one thread."""
 
 MOST_OPS = 6

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 # bmm(Tensor self, Tensor mat2) -> Tensor
 # baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor
 BATCHES = (aten.bmm.default, aten.baddbmm.default)
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 SMALL = 1 << 19
 """Multiplications up to which loops are faster."""
 

@@ -126,7 +126,7 @@ _DTYPES = [
 
 
 def _block_of(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8)
+    return _empty((size,), (1,), torch.uint8)
 
 
 def _outside(site: Site, index: int, **sizes: int) -> OutOfRangeError:
