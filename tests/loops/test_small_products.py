@@ -29,7 +29,8 @@ def calls_of(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> dic
     exact, eager = function(*(x.double() for x in given)), function(*given)
     assert got.dtype is eager.dtype
     assert got.stride() == eager.stride()
-    assert (got.double() - exact).norm() <= 1.05 * (eager.double() - exact).norm() + 1e-6
+    near = 3e-7 * exact.norm() if got.dtype is torch.float32 else 1e-6  # sums go on in another order
+    assert (got.double() - exact).norm() <= 1.05 * (eager.double() - exact).norm() + near
     return reports()[-1].library_calls
 
 
@@ -55,9 +56,7 @@ PRODUCTS: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_results(name: str, dtype: torch.dtype) -> None:
     function, *sizes = PRODUCTS[name]
-    is_convolution = "one" in name and "convolution" in name or name == "a one-dimensional one"
-    called = calls_of(function, *(drawn(*s, dtype=dtype) for s in sizes))
-    assert called == {} or (is_convolution and dtype is torch.float32)
+    assert calls_of(function, *(drawn(*s, dtype=dtype) for s in sizes)) == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
@@ -74,7 +73,11 @@ def test_linears(sizes: tuple[int, int, int]) -> None:
     rows, columns, depth = sizes
     given = (drawn(rows, depth, dtype=torch.float32), drawn(columns, depth, dtype=torch.float32))
     bias = drawn(columns, dtype=torch.float32)
-    for f in (F.linear, lambda x, w, b: F.layer_norm(F.linear(x, w, b), b.shape), lambda x, w, b: (x @ w.t()).relu() @ w):
+    for f in (
+        F.linear,
+        lambda x, w, b: F.layer_norm(F.linear(x, w, b), b.shape),
+        lambda x, w, b: (x @ w.t()).relu() @ w,
+    ):
         assert calls_of(f, *given, bias) == {}
 
 
