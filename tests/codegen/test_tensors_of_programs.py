@@ -157,7 +157,8 @@ def test_weights_of_convolutions(net: Callable[..., Any], copied: list[bool], wr
     """Weights are copied by loops where a library would copy them: never as they are in a view."""
     with torch.no_grad():
         agrees(net, torch.randn(2, 32, 40, 40))
-    found = [re.findall(r"op\d+\((?:read_as\()?\w+(?:, [^a-z]*\))?, (?:read_as\()?(\w)\d+", made.spec.source) for made in written]
+    second = r"op\d+\((?:read_as\()?\w+(?:, [^a-z]*\))?, (?:read_as\()?(\w)\d+"
+    found = [re.findall(second, made.spec.source) for made in written]
     assert [[name == "t" for name in names] for names in found] == [copied], written
 
 
