@@ -36,14 +36,13 @@ def test_gradients(rank: int, dtype: torch.dtype) -> None:
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 3]
     model = nn.Sequential(kind(6, 10, 1), nn.Tanh(), kind(10, 4, 1, bias=False), nn.Tanh()).to(dtype)
     x = torch.randn(3, 6, *(5, 4, 2)[: rank - 2], dtype=dtype)
-    calls = {"ATen aten.mm.default": 3} if dtype is torch.float32 else {}  # small ones of 16 bits are loops
-    assert calls_of(model, x) == calls
+    assert calls_of(model, x) == {}, "small products are loops"
 
 
 def test_gradients_with_channels_last() -> None:
     model = nn.Sequential(nn.Conv2d(6, 10, 3), nn.ReLU(), nn.Conv2d(10, 4, 1), nn.Tanh())
     x = torch.randn(3, 6, 5, 7).to(memory_format=torch.channels_last)
-    assert calls_of(model, x) == {"ATen aten.mm.default": 2, "ATen aten.convolution_backward.default": 1}
+    assert calls_of(model, x) == {"ATen aten.convolution_backward.default": 1}
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def runners(found: Coverage) -> dict[str, str]:
 def test_all_native_is_status_0(models: str) -> None:
     status, told = command(f"{models}:native")
     assert status == 0, told
-    assert "generated kernels" in told and "library calls of programs" in told
+    assert "generated kernels" in told
     assert "torch, as islands" not in told
 
 
@@ -184,7 +184,7 @@ def test_neither_weights_nor_statistics_are_touched() -> None:
     assert all(p.grad is None and type(p) is nn.Parameter for p in net.parameters())
     assert torch.equal(state, torch.get_rng_state())
     assert runners(found)["aten.bernoulli.p"] == "torch"
-    assert {n.detail for n in found.nodes if n.runner == "library"} == {"ATen"}
+    assert not [n for n in found.nodes if n.runner == "library"], "small products are loops"
     with torch.no_grad():
         assert [g.kind for g in coverage(net, x).graphs] == ["inference"]
 

@@ -13,6 +13,7 @@ from torch_max_backend import kernel_times, reports
 from torch_max_backend.codegen.program_writer import WrittenProgram
 from torch_max_backend.diagnostics import kernel_times as kernel_times_module
 from torch_max_backend.diagnostics.kernel_times import KernelTimes, Row
+from torch_max_backend.loops import small_products
 from torch_max_backend.runtime.profiler_ranges import label, parsed
 
 Programs = list[WrittenProgram]
@@ -21,6 +22,7 @@ Programs = list[WrittenProgram]
 @pytest.fixture(autouse=True)
 def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_times_module, "copy_speed", lambda: (1e9, "a test"))
+    monkeypatch.setattr(small_products, "SMALL", 0)  # products are a library's
 
 
 def three_kernels(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,6 +17,7 @@ from torch_max_backend.base.errors import EvidenceError
 from torch_max_backend.cli import app
 from torch_max_backend.diagnostics import kernel_times
 from torch_max_backend.evidence import ncu, profiling
+from torch_max_backend.loops import small_products
 
 made_up = pytest.mark.any_runner("tools that are made up")
 LONG, SHORT = (f"smsp__average_warps_issue_stalled_{s}_scoreboard_per_issue_active.ratio" for s in ("long", "short"))
@@ -173,7 +174,8 @@ def test_another_tool_runs_a_function_in_a_process_of_this_package(
 
 # -- the built-in profiler -----------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("path")
-def test_the_kernels_of_a_model(models: str) -> None:
+def test_the_kernels_of_a_model(models: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_products, "SMALL", 0)  # products are a library's
     told = profile("--calls", "4", models + "mlp")
     assert "profiled by the built-in profiler (ncu is not on PATH)" in told
     assert "ATen aten.addmm.default" in told and "gelu" in told and "a copy moves 1 GB/s (a test)" in told

@@ -101,8 +101,8 @@ def test_a_wait_comes_with_its_first_reader(written: list[WrittenProgram]) -> No
         total = functional.all_reduce(x * 2, "sum", "0")
         return total + (y @ y).softmax(-1)
 
-    x = torch.randn(8, 8)
-    torch.testing.assert_close(compiled(function)(x, x), function(x, x))
+    x = torch.randn(96, 96)
+    torch.testing.assert_close(compiled(function)(x, x), function(x, x), rtol=1e-5, atol=1e-4)
     assert [call.rpartition("aten")[2].rpartition("functional")[2] for call in calls()] == [
         ".all_reduce.default",
         ".mm.default",

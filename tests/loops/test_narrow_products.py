@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torch_max_backend
+from torch_max_backend.loops import small_products
 
 OPTIONS = {"fallback": "error", "executor": "auto"}
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -61,7 +62,8 @@ def test_nibbles_are_unpacked_in_the_loop() -> None:
 @pytest.mark.parametrize(
     ("rows", "packed"), [(2, torch.int8), (1, torch.float32)], ids=["several rows", "a matrix of floats"]
 )
-def test_otherwise_a_library_is_better(rows: int, packed: torch.dtype) -> None:
+def test_otherwise_a_library_is_better(rows: int, packed: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_products, "SMALL", 0)
     assert calls(lambda x, w: x @ (w.float() * 2).t(), torch.randn(rows, 64), weight(packed)) == [
         "ATen aten.mm.default"
     ]

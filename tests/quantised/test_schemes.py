@@ -56,8 +56,8 @@ def test_right_against_torchao(scheme: str, rows: int, dtype: torch.dtype) -> No
     assert report.stats.regions == report.stats.programs == 1
     assert not report.islands
     calls = [name for program in report.programs for name in program.library_calls]
-    is_small = dtype is torch.bfloat16 and not scheme.startswith("int8")  # a library takes longer to begin
-    assert len(calls) == (0 if rows == 1 or is_small else 2)
+    by_libraries = scheme == "int8, dynamic" or (scheme == "int8" and dtype is torch.bfloat16)  # others are small
+    assert len(calls) == (2 if rows > 1 and by_libraries else 0)
     assert found.dtype is wanted.dtype
     if dtype is torch.float32:
         torch.testing.assert_close(found, wanted)
@@ -103,7 +103,7 @@ def test_schemes_may_be_mixed() -> None:
         wanted = model(x)
     torch.testing.assert_close(found, wanted)
     (program,) = torch_max_backend.reports()[-1].programs
-    assert program.library_calls == ("ATen aten.addmm.default",)
+    assert program.library_calls == ()
 
 
 @pytest.mark.any_runner("torchao refuses it before anything is compiled")

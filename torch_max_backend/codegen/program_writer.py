@@ -34,7 +34,7 @@ from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.plan import Schedule
 
-WORTH_A_TEAM = 60_000
+WORTH_A_TEAM = 100_000
 """Simple operations on one element that are worth waking threads for: some microseconds of one thread."""
 
 MOST_OPS = 6
@@ -269,7 +269,9 @@ class _Writer:
     def _call(self, call: Call) -> None:
         function = f"op{len(self.values)}"
         self.values[function] = call.target
-        args = [self._argument(a) for a in call.args] + [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
+        writes = call.target._schema.is_mutable
+        args = [self._argument(a, writes) for a in call.args]
+        args += [f"{k}={self._argument(v, writes)}" for k, v in call.kwargs.items()]
         results = [r.name if r else "_" for r in call.results]
         returns = call.target._schema.returns
         many = len(returns) > 1 or isinstance(returns[0].type, torch.ListType)
@@ -289,18 +291,22 @@ class _Writer:
         """What a library has allocated until its call returns."""
         return library_workspaces.totals(call)
 
-    def _argument(self, x: Any) -> str:
+    def _argument(self, x: Any, is_written: bool = False) -> str:
+        """The text of a library's argument. What is only read needs no view that torch knows as one."""
         if isinstance(x, Ref):
             layout = self.plan.layouts[x.name]
             name = self.memory.in_place.get(x.name, x.name)
             if layout.sizes == x.sizes and layout.strides == x.strides and x.offset == 0:
                 return name
+            size, stride = self.formulas.tuple_of(x.sizes), self.formulas.tuple_of(x.strides)
+            if not is_written:
+                return f"read_as({name}, {size}, {stride}, {self.formulas.text(x.offset)})"
             offset = f", {name}.storage_offset() + {self.formulas.text(x.offset)}" if x.offset != 0 else ""
-            return f"{name}.as_strided({self.formulas.tuple_of(x.sizes)}, {self.formulas.tuple_of(x.strides)}{offset})"
+            return f"{name}.as_strided({size}, {stride}{offset})"
         if isinstance(x, Index):
             return self.formulas.text(x)
         if isinstance(x, list | tuple):
-            inner = "".join(f"{self._argument(v)}, " for v in x)
+            inner = "".join(f"{self._argument(v, is_written)}, " for v in x)
             return f"[{inner}]" if isinstance(x, list) else f"({inner})"
         if x is None or isinstance(x, bool | int | str):
             return repr(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from torch_max_backend.loops.expr import Const, FromIndex, Load, Op, Scalar, walk
+from torch_max_backend.loops.expr import Const, FromIndex, Load, Op, Scalar, loads, variables, walk
 from torch_max_backend.loops.index import Div, Index, Mod, Var, product
 from torch_max_backend.loops.program import Definition, Scatter
 
@@ -17,6 +17,9 @@ _DEAR = {
     **dict.fromkeys(["lgamma", "digamma"], 100),
     **dict.fromkeys(["floor_div", "trunc_div", "remainder", "fmod"], 8),
 }
+
+OFTEN = 4
+"""How often each element is read, at least, of what is read again and again."""
 
 
 def of_expression(*roots: Scalar) -> int:
@@ -55,3 +58,9 @@ def iterations(d: Definition) -> int:
     """How often the body of a definition is computed."""
     updates = count(d.how.variables) if isinstance(d.how, Scatter) else 0
     return count((*d.variables, *d.reduced)) + updates
+
+
+def reads_again(loops: Iterable[Var], *roots: Scalar) -> bool:
+    """Whether all that expressions read in loops is read several times, as by a product of matrices."""
+    every = {v for v in loops if v.size != 1}
+    return all(count(every - variables(x)) >= OFTEN for x in loads(*roots) if x.index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch_max_backend.loops.expr import Guarded, Load, loads, walk
@@ -21,6 +21,9 @@ MOST, NEAR = 8, 8
 """Members of a kernel that others join for what they read, and kernels that are tried."""
 ALWAYS = 1 << 10
 """Loads that the store of rows across memory outweighs on a CPU: it takes a line for every element."""
+ROW_BY_ROW, SHORT_ROWS = 1 << 15, 1 << 12
+"""Multiplications of a product on a CPU from which another kernel behind it is better than a row of it at a time; and
+those of rows shorter than a vector."""
 FEW, BRIEF = 1 << 14, 1 << 18
 """Elements, and operations on them, for which one block of a grid takes no longer than another launch."""
 
@@ -98,6 +101,10 @@ def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: 
         if machine.has_grid and not _shares_whole_loops(group, d, shared, names):
             return False
         if not machine.has_grid and _has_short_neighbours(group, d, shared, layouts):
+            return False
+        if not machine.has_grid and any(_is_product_of_rows(m, group.outer, shared) for m in group.members):
+            return False
+        if not machine.has_grid and _is_product_of_rows(d, d.variables, names):
             return False
     if _turns(group, renamed(d, names), shared, layouts, machine) or _sums_a_transpose(group, d, layouts, machine):
         return False
@@ -301,6 +308,18 @@ def _has_short_neighbours(group: _Group, d: Definition, shared: list[Var], layou
         for m in large
         for k, v in enumerate(m.variables)
     )
+
+
+def _is_product_of_rows(d: Definition, loops: Iterable[Var], shared: Collection[Var]) -> bool:
+    """Whether a large product would be computed row by row, since one of its loops is no shared one any more.
+
+    Several rows at once read its other factor once.
+    """
+    row = cost.count(v for v in loops if v in d.variables and v not in shared)
+    if not isinstance(d.how, Reduction) or row == 1:
+        return False
+    is_large = cost.iterations(d) >= (ROW_BY_ROW if row >= LANES else SHORT_ROWS)
+    return is_large and cost.reads_again((*d.variables, *d.reduced), d.body)
 
 
 def _are_neighbours(shared: list[Var], group: _Group, layouts: Mapping[str, Layout]) -> bool:

@@ -17,6 +17,9 @@ from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
 
 LANES = 16
 """Elements of a vector, whatever their dtype: the registers of a processor hold them as one or several."""
+ALONE, AGAIN = 8, 8
+"""How much more an operation on an element costs that is in no vector, and how much less one of a reduction on what it
+reads again and again, which is near."""
 
 
 def lanes_of(v: Var) -> int:
@@ -113,8 +116,17 @@ class Nest:
         total = Index.of(0)
         for s in self.stages:
             each = 1 + cost.of_expression(*(e for x in s.statements for e in x.expressions))
-            total = total + cost.exact_count((*self.outer, *s.inner)) * each
+            if self.vector is None and s.vector is None:
+                each *= ALONE
+            work = cost.exact_count((*self.outer, *s.inner)) * each
+            total = total + (work // AGAIN if self._reads_again(s) else work)
         return total
+
+    def _reads_again(self, stage: StageNest) -> bool:
+        """Whether a stage has long sums of what it reads many times, as a product of matrices does."""
+        if cost.count(stage.reduced) < LANES:
+            return False
+        return cost.reads_again((*self.outer, *stage.inner), *(s.body for s in stage.statements))
 
     def __str__(self) -> str:
         outer = ", ".join(f"{v}:{v.size}{' in vectors' if v == self.vector else ''}" for v in self.outer)

@@ -26,6 +26,7 @@ from torch_max_backend.schedule.rows_at_once import rows_at_once
 from torch_max_backend.schedule.rows_inside import rows_inside
 from torch_max_backend.schedule.scatter_nest import scatter_nests
 from torch_max_backend.schedule.shared_elements import shared_elements
+from torch_max_backend.schedule.shared_factors import shared_factors
 from torch_max_backend.schedule.small_kernels import sharing_launches
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
 from torch_max_backend.schedule.split_scans import split_long_scans
@@ -73,6 +74,8 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
     yield tables.__name__, program
     program = turned_operands(program, layouts_of(program, machine), machine)
     yield turned_operands.__name__, program
+    program = shared_factors(program, layouts_of(program, machine), machine)
+    yield shared_factors.__name__, program
     program = split_long_reductions(program, layouts_of(program, machine), machine)
     yield split_long_reductions.__name__, program
     yield narrow_sums.__name__, narrow_sums(program)
