@@ -40,8 +40,8 @@ _ACROSS = {
     "maximum": "reduce_max",
     "minimum": "reduce_min",
 }
-_NOWHERE = 2**62
-"""The place of what an accumulator holds before its first value."""
+_FAR = 2**31
+"""Places below this are kept in 32 bits, where these are as long as values."""
 
 
 class Accumulator(NamedTuple):
@@ -85,6 +85,8 @@ class AccumulatorWriter(ExpressionWriter):
     """The reduced variables of the stage at work."""
     one_more: Mapping[str, str] = {**COMBINE, "maximum": "maximum_so_far", "minimum": "minimum_so_far"}
     """The operation by which an accumulator takes one more value."""
+    short_places = True
+    """Whether places of extremes are kept in 32 bits where these hold them."""
     scaled_by: Mapping[torch.dtype, str] = {}
     """The exponential that scales sums of exponentials of a dtype, where it is not the exact one."""
 
@@ -92,13 +94,13 @@ class AccumulatorWriter(ExpressionWriter):
         """New accumulators for what a stage reduces or scans."""
         found: Accumulators = {}
         for s in stage.statements:
-            if not s.combiner:
+            if not s.combiner or self._with_place(stage, s) is not None:
                 continue
             kept = self._lanes_kept(s, lanes)
             value, _ = self._new("a", _initial(s.combiner, s.body.dtype, kept), kept)
             place = ""
-            if s.place is not None:
-                place, _ = self._new("at", f"const[i64, {kept}]({_NOWHERE})", kept)
+            if s.place is not None:  # what nothing is better than is at the first place, whatever else there is
+                place, _ = self._new("at", f"const[{self._place_dtype(s)}, {kept}](0)", kept)
             elif s.combiner == "log_sum_exp":
                 place, _ = self._new("sum", f"const[{SHORT[s.body.dtype]}, {kept}](0)", kept)
             found[s.name] = Accumulator(value, place, kept)
@@ -107,6 +109,19 @@ class AccumulatorWriter(ExpressionWriter):
     def _lanes_kept(self, s: Statement, lanes: int) -> int:
         """The lanes of a statement's accumulator for values of so many lanes."""
         return lanes
+
+    def _with_place(self, stage: StageNest, s: Statement) -> Statement | None:
+        """The statement that gives the place of the extreme that another one is: it finds that, too."""
+        wanted = {"maximum": "argmax", "minimum": "argmin"}.get(s.combiner)
+        if wanted is None or s.how is not None:
+            return None
+        return next((t for t in stage.statements if t.combiner == wanted and t.how is None and t.body == s.body), None)
+
+    def _place_dtype(self, s: Statement) -> str:
+        """The integers in which an accumulator has its place."""
+        assert s.place is not None
+        is_short = self.short_places and s.how is None and s.place.bounds[1] < _FAR and s.body.dtype.itemsize <= 4
+        return "i32" if is_short else "i64"
 
     def _totals(self, stage: StageNest, accumulators: list[Accumulators]) -> dict[str, Value]:
         """Sums in float64 of what accumulators in float32 hold from time to time, where these would add up too much."""
@@ -150,12 +165,8 @@ class AccumulatorWriter(ExpressionWriter):
         if s.place is None:
             self._line(f"{name} = {self.one_more[s.combiner]}({name}, {value})")
             return
-        position = self._widened(self._from_index(s.place), lanes)
-        beyond = better(s, value, name)
-        if self.masked and lanes > 1 and self.vector in self.reducing:
-            position = f"select(first_lanes[{lanes}]({self.masked}), {position}, const[i64, {lanes}]({_NOWHERE}))"
-        first = f"eq({place}, const[i64, {lanes}]({_NOWHERE}))"
-        chosen, _ = self._new("c", f"bit_or({beyond}, {first})", lanes)
+        position = self._widened(self._from_index(s.place, self._place_dtype(s)), lanes)
+        chosen, _ = self._new("c", better(s, value, name), lanes)
         self._line(f"{name} = select({chosen}, {value}, {name})")
         self._line(f"{place} = select({chosen}, {position}, {place})")
 
@@ -182,7 +193,7 @@ class AccumulatorWriter(ExpressionWriter):
             return Accumulator(self._new("a", f"cast[{SHORT[gathered_dtype(s)]}]({total})", lanes)[0], "", lanes)
         result = narrow
         wide = [accumulators[s.name] for accumulators in r.wide]
-        for accumulator in reversed(wide if s.place is not None else self._paired(s, wide)):
+        for accumulator in reversed(self._paired(s, wide)):
             result = self._merged(s, accumulator, result)
         assert result is not None
         if gathered_dtype(s) is not s.body.dtype:
@@ -198,6 +209,8 @@ class AccumulatorWriter(ExpressionWriter):
         return wide
 
     def _pair(self, s: Statement, a: Accumulator, b: Accumulator) -> Accumulator:
+        if s.place is not None:
+            return self._better_of(s, a, b)
         return a._replace(value=self._new("a", f"{COMBINE[s.combiner]}({a.value}, {b.value})", a.lanes)[0])
 
     def _merged(self, s: Statement, wide: Accumulator, narrow: Accumulator | None) -> Accumulator:
@@ -214,26 +227,22 @@ class AccumulatorWriter(ExpressionWriter):
         here = f"eq({value}, splat[{lanes}]({top}))"
         if s.body.dtype.is_floating_point:
             here = f"bit_or({here}, bit_and(is_nan({value}), is_nan(splat[{lanes}]({top}))))"
-        used = f"bit_and({here}, ne({place}, const[i64, {lanes}]({_NOWHERE})))"
-        least, _ = self._new("at", f"reduce_min(select({used}, {place}, const[i64, {lanes}]({_NOWHERE})))", 1)
+        short = self._place_dtype(s)
+        last = f"const[{short}, {lanes}]({_FAR - 1 if short == 'i32' else 2**63 - 1})"
+        least, _ = self._new("at", f"reduce_min(select({here}, {place}, {last}))", 1)
         one = Accumulator(top, least)
         return one if narrow is None else self._better_of(s, one, narrow)
 
-    def _better_of(self, s: Statement, a: Accumulator, b: Accumulator, have_values: bool = False) -> Accumulator:
-        """The better of two, of one lane: the earlier one of equals. Either may have no value yet."""
-        nowhere = f"const[i64, 1]({_NOWHERE})"
-        earlier = f"lt({b[1]}, {a[1]})"
-        equal = f"eq({a[0]}, {b[0]})"
+    def _better_of(self, s: Statement, a: Accumulator, b: Accumulator) -> Accumulator:
+        """The better of two: the earlier one of equals."""
+        equal = f"eq({a.value}, {b.value})"
         if s.body.dtype.is_floating_point:
-            equal = f"bit_or({equal}, bit_and(is_nan({a[0]}), is_nan({b[0]})))"
-        wins = f"bit_or({better(s, b[0], a[0])}, bit_or(eq({a[1]}, {nowhere}), bit_and({equal}, {earlier})))"
-        wins = f"bit_and(ne({b[1]}, {nowhere}), {wins})"
-        if have_values:
-            wins = f"bit_or({better(s, b[0], a[0])}, bit_and({equal}, {earlier}))"
-        chosen, _ = self._new("c", wins, 1)
-        value, _ = self._new("a", f"select({chosen}, {b[0]}, {a[0]})", 1)
-        place, _ = self._new("at", f"select({chosen}, {b[1]}, {a[1]})", 1)
-        return Accumulator(value, place)
+            equal = f"bit_or({equal}, bit_and(is_nan({a.value}), is_nan({b.value})))"
+        wins = f"bit_or({better(s, b.value, a.value)}, bit_and({equal}, lt({b.place}, {a.place})))"
+        chosen, _ = self._new("c", wins, a.lanes)
+        value, _ = self._new("a", f"select({chosen}, {b.value}, {a.value})", a.lanes)
+        place, _ = self._new("at", f"select({chosen}, {b.place}, {a.place})", a.lanes)
+        return Accumulator(value, place, a.lanes)
 
     def _add_exponentials(self, s: Statement, to: Accumulator, a: Accumulator, b: Accumulator) -> None:
         """Let ``to``, which may be one of them, be the sum of two sums of exponentials.
@@ -256,7 +265,7 @@ class AccumulatorWriter(ExpressionWriter):
         """What a statement gives: the place, or the value in its own dtype."""
         value, place, lanes = accumulator
         if s.place is not None:
-            return place, lanes
+            return (place if self._place_dtype(s) == "i64" else f"cast[i64]({place})"), lanes
         if s.combiner == "log_sum_exp":
             value = f"add({value}, log({place}))"
         if gathered_dtype(s) is not s.dtype:
@@ -297,7 +306,7 @@ def better(s: Statement, new: str, old: str) -> str:
     if isinstance(s.how, Scan):
         beyond = f"{'ge' if s.combiner in ('argmax', 'maximum') else 'le'}({new}, {old})"
         return f"bit_or({beyond}, is_nan({new}))" if s.body.dtype.is_floating_point else beyond
-    beyond = f"{'gt' if s.combiner == 'argmax' else 'lt'}({new}, {old})"
-    if s.body.dtype.is_floating_point:
-        return f"bit_or({beyond}, bit_and(is_nan({new}), bit_not(is_nan({old}))))"
-    return beyond
+    if s.body.dtype.is_floating_point:  # one comparison finds what is beyond or NaN
+        behind = f"{'le' if s.combiner == 'argmax' else 'ge'}({new}, {old})"
+        return f"bit_and(bit_not({behind}), bit_not(is_nan({old})))"
+    return f"{'gt' if s.combiner == 'argmax' else 'lt'}({new}, {old})"

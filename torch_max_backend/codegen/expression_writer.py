@@ -158,6 +158,10 @@ class ExpressionWriter:
         if self.where:
             text = f"load_at_where[{self.lanes}]({pointer}, {self._index_vector(address)}, {self.where})"
             return self._new("x", text, self.lanes)
+        if step is None and self.masked:
+            here = f"first_lanes[{self.lanes}]({self.masked})"
+            text = f"load_at_where[{self.lanes}]({pointer}, {self._index_vector(address)}, {here})"
+            return self._new("x", text, self.lanes)
         if step is None:
             return self._new("x", f"load_at[{self.lanes}]({pointer}, {self._index_vector(address)})", self.lanes)
         if step == 1 and self.masked:

@@ -152,13 +152,6 @@ class HeldRowWriter(TileWriter):
         """Whether every thread has an element: the first one is the best so far, then."""
         return not self.kept[0][1]
 
-    def _with_place(self, stage: StageNest, s: Statement) -> Statement | None:
-        """The statement that gives the place of the extreme that another one is."""
-        if not self._is_sure() or s.how is not None:
-            return None
-        wanted = {"maximum": "argmax", "minimum": "argmin"}.get(s.combiner)
-        return next((t for t in stage.statements if t.combiner == wanted and t.body == s.body), None)
-
     def _without_places(self, stage: StageNest) -> StageNest:
         """A stage without what is found by comparing one element after the other."""
         if not self._is_sure():
@@ -195,5 +188,5 @@ class HeldRowWriter(TileWriter):
         """The best of what all threads of a row have."""
         if not self._has_short_places(s):
             return self._gathered(s, own)
-        found = self._best_of_lanes(s, own, self.nest.threads, has_value=True)
+        found = self._best_of_lanes(s, own, self.nest.threads)
         return found._replace(place=self._new("at", f"cast[i64]({found.place})", 1)[0])

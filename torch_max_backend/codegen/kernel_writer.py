@@ -17,6 +17,7 @@ from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule.interleaved_stores import NEIGHBOURS
 from torch_max_backend.schedule.nest import Nest, OwnRow, StageNest, Statement, lanes_of
 from torch_max_backend.schedule.rows_at_once import tensor_of
+from torch_max_backend.schedule.vectors import GATHERED
 
 UNROLLED = 4
 """Accumulators of a reduction along memory: an addition takes several cycles, and these do not wait for each other."""
@@ -359,9 +360,14 @@ class KernelWriter(AccumulatorWriter):
             narrow = self._accumulators(stage, self.lanes)
         r = Reduction(stage, along, wide, narrow, self._totals(stage, wide or [narrow]))
         self._reduced(r, 0)
+        results: Accumulators = {}
         for s in stage.statements:
             if s.combiner:
-                self._finish(s, *self._taken(s, self._gathered(s, self._result(r, s))))
+                of = self._with_place(stage, s) or s  # which knows the extreme, too
+                if of.name not in results:
+                    results[of.name] = self._gathered(of, self._result(r, of))
+                found = results[of.name]
+                self._finish(s, *self._taken(s, found if of is s else found._replace(place="")))
         self.in_rows = {}
 
     def _chains(self, stage: StageNest, along: Var) -> int:
@@ -429,6 +435,8 @@ class KernelWriter(AccumulatorWriter):
                 self._write_in_turns([s, *neighbours])
                 del left[: len(neighbours)]
                 continue
+            if self._with_place(stage, s) is not None:
+                continue  # the statement that looks for its place finds it
             if self.adds_products and s.combiner and self._added_product(s, accumulators[s.name]):
                 continue
             value = self._scalar(s.body)
@@ -539,15 +547,17 @@ def _may_be_empty(v: Var) -> bool:
 
 
 def _can_be_masked(v: Var, *stages: StageNest) -> bool:
-    """Whether all memory along ``v`` is read and written in equal steps, or does not depend on it.
+    """Whether memory along ``v`` is read and written in equal steps, or does not depend on it.
 
-    An index that is computed may be out of range in the lanes that do not count.
+    An index that is computed may be out of range in the lanes that do not count: those of reads are left out by
+    processors, where elements are so wide that these gather them.
     """
     for stage in stages:
         for s in stage.statements:
             if any(isinstance(x, Checked) for x in walk(*s.expressions)):
                 return False
-            places = [i for x in walk(*s.expressions) if isinstance(x, Load) for i in x.index]
+            read = [x for x in walk(*s.expressions) if isinstance(x, Load)]
+            places = [i for x in read if x.dtype.itemsize < GATHERED for i in x.index]
             places += [s.address] if s.address is not None else []
             for index in places:
                 if any(isinstance(a, Computed) and _may_move(a.value, v) for a in index.atoms):

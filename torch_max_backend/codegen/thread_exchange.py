@@ -26,6 +26,7 @@ class ThreadExchange(KernelWriter):
     """Writes how threads combine what each of them has: between lanes of a warp, and through shared memory."""
 
     nest: GridNest
+    short_places = False
 
     def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
         super().__init__(nest, slots)
@@ -71,13 +72,13 @@ class ThreadExchange(KernelWriter):
         self._line("block_barrier()")
         return self._best_of_lanes(s, Accumulator(value, place), warps)
 
-    def _best_of_lanes(self, s: Statement, best: Accumulator, lanes: int, has_value: bool = False) -> Accumulator:
-        """The best of so many neighbouring lanes, in all of them, each of which has a value or may have none yet."""
+    def _best_of_lanes(self, s: Statement, best: Accumulator, lanes: int) -> Accumulator:
+        """The best of so many neighbouring lanes, in all of them."""
         by = lanes // 2
         while by:
             value, _ = self._new("a", f"shuffle_xor({best.value}, {by})", 1)
             place, _ = self._new("at", f"shuffle_xor({best.place}, {by})", 1)
-            best, by = self._better_of(s, best, Accumulator(value, place), has_value), by // 2
+            best, by = self._better_of(s, best, Accumulator(value, place)), by // 2
         return best
 
     def _over_columns(self, s: Statement, own: Accumulator) -> Accumulator:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from torch_max_backend.loops.expr import Load, Scalar, loads, rewrite
-from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.loops.index import Atom, Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Ref, Step, reads
 from torch_max_backend.schedule.split import rewritten
 
@@ -40,9 +40,12 @@ def without_equal_definitions(program: Program) -> Program:
 
 def _canonical(d: Definition) -> object:
     """Sizes, body and reduction in terms of variables that are named by their positions."""
-    names = {v: Index.of(Var(f"c{k}", v.size)) for k, v in enumerate((*d.variables, *d.reduced))}
-    sizes = tuple(v.size for v in d.reduced)
-    return d.sizes, sizes, d.how.combiner if isinstance(d.how, Reduction) else "", rewrite(d.body, names)
+    names: dict[Atom, Index] = {}
+    sizes: list[int | Index] = []
+    for k, v in enumerate((*d.variables, *d.reduced)):
+        sizes.append(v.size if isinstance(v.size, int) else v.size.substitute(names))
+        names[v] = Index.of(Var(f"c{k}", sizes[-1]))
+    return tuple(sizes), d.how.combiner if isinstance(d.how, Reduction) else "", rewrite(d.body, names)
 
 
 def _reading(step: Step, same: dict[str, str]) -> Step:

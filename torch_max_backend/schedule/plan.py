@@ -29,6 +29,7 @@ from torch_max_backend.schedule.shared_elements import shared_elements
 from torch_max_backend.schedule.shared_factors import shared_factors
 from torch_max_backend.schedule.small_kernels import sharing_launches
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
+from torch_max_backend.schedule.split_places import split_long_searches
 from torch_max_backend.schedule.split_scans import split_long_scans
 from torch_max_backend.schedule.spread_groups import spread_groups
 from torch_max_backend.schedule.tables import tables
@@ -78,6 +79,10 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
     yield shared_factors.__name__, program
     program = split_long_reductions(program, layouts_of(program, machine), machine)
     yield split_long_reductions.__name__, program
+    program = split_long_searches(program, layouts_of(program, machine), machine)
+    yield split_long_searches.__name__, program
+    program = without_equal_definitions(program)  # an extreme, and the search for its place, have the same parts
+    yield without_equal_definitions.__name__, program
     yield narrow_sums.__name__, narrow_sums(program)
 
 

@@ -118,7 +118,7 @@ def _bounds_others(v: Var, n: Nest) -> bool:
 
 
 def _is_plain(stage: StageNest) -> bool:
-    return all(s.how is None and s.place is None for s in stage.statements)
+    return all(s.how is None for s in stage.statements)
 
 
 def _shares_reads(stage: StageNest, v: Var) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,8 @@ from torch_max_backend.loops.expr import (
     Load,
     Op,
     Scalar,
-    as_index,
     cast,
     constant,
-    from_index,
     loads,
     rewrite,
     variables,
@@ -49,6 +48,7 @@ HELD = 64
 """Elements of a part that a block's threads hold, if they have neighbouring results, so that it is read once."""
 GRID_CHAINS = 8
 """Threads, at least, that share a long reduction on a grid."""
+EXTREMES = ("maximum", "minimum")
 
 
 # -- divisions of an index ---------------------------------------------------------------------------------------------
@@ -160,13 +160,16 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
     """
     steps: list[Definition | Call] = []
     sums: dict[str, _SumInParts] = {}
+    searched = set() if machine.has_grid else {_outline(s) for s in program.definitions() if is_search(s)}
     for step in program.steps:
-        if not isinstance(step, Definition) or not isinstance(step.how, Reduction):
+        if not isinstance(step, Definition) or is_search(step) or not isinstance(step.how, Reduction):
             steps.append(step)
             continue
         how = _along_memory(step, step.how, layouts)
         step = dataclasses.replace(step, how=how)
-        found = _squares_in_parts(step, sums) or _in_parts(step, how, layouts, machine)
+        found = _squares_in_parts(step, sums) or _in_parts(
+            step, how, layouts, machine, how.combiner in EXTREMES and _outline(step) in searched
+        )
         if len(found) == 2 and how.combiner == "sum":
             sums[step.name] = _SumInParts(step, found[0])
         steps += found
@@ -175,7 +178,7 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
 
 def _along_memory(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> Reduction:
     """The definition's reduction with the longest steps in memory outside, so that parts are whole pieces of memory."""
-    if how.combiner.startswith("arg") or not all(isinstance(v.size, int) for v in how.variables):
+    if not all(isinstance(v.size, int) for v in how.variables):
         return how
     places = [layouts[x.source].address(x.index) for x in loads(*d.expressions())]
     order = sorted(how.variables, key=lambda v: -max((distance(i, v) for i in places), default=0))
@@ -261,25 +264,37 @@ def _with_own_means(d: Definition, m: Scalar, known: _SumInParts) -> list[Defini
     return [first, second]
 
 
-def _in_parts(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
-    if machine.has_grid and not how.combiner.startswith("arg"):
-        merged = _merged(d, how, layouts)
+def is_search(d: Definition) -> bool:
+    """Whether it looks for the place of an extreme."""
+    return isinstance(d.how, Reduction) and d.how.combiner in ("argmax", "argmin")
+
+
+def _outline(d: Definition) -> tuple[object, ...]:
+    """What an extreme and the search for its place have in common, if it is of the same elements."""
+    return d.sizes, tuple(v.size for v in d.reduced), tuple(x.source for x in loads(d.body))
+
+
+def _in_parts(
+    d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine, is_searched: bool
+) -> list[Definition]:
+    if machine.has_grid:
+        merged = merged_loops(d, how, layouts)
         found = _cut(*merged, layouts, machine)
         last = next((v for v in reversed(found[0].reduced) if v.size != 1), None)
         if merged[0] is d or (len(found) > 1 and last is not None and is_along_memory(found[0], last, layouts)):
             return found if len(found) > 1 else [d]
-    return _cut(d, how, layouts, machine)
+    return _cut(d, how, layouts, machine, is_searched)
 
 
-def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine) -> list[Definition]:
+def _cut(
+    d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine, is_searched: bool = False
+) -> list[Definition]:
     whole = d
     results, elements = cost.count(d.variables), cost.count(how.variables)
     wide = [v for v in how.variables if v.size != 1]
     if not wide or not all(Index.of(v.size).is_fixed for v in wide):
         return [whole]
     along_memory = is_along_memory(d, wide[-1], layouts)
-    if how.combiner.startswith("arg"):
-        return _place_in_parts(d, how.combiner, wide, machine, along_memory)
     chain = elements // ACCUMULATORS if along_memory else elements
     known = all(isinstance(v.size, int) for v in wide)  # sums over symbolic sizes are added up in float64 anyway
     adds = known and how.combiner == "sum" and d.body.dtype in (torch.float32, torch.float64)
@@ -289,15 +304,14 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
     if piece is not None:
         along_memory, results = False, results * cost.count([piece])
         elements //= cost.count([piece])
-    is_far = along_memory and elements * _width(d) >= machine.far > 0
-    few = results < machine.results[0 if along_memory else 1] * (machine.waves if is_far else 1)
-    few = few and elements * (_width(d) if along_memory else machine.line) >= machine.block
-    part = min(PART, machine.part)
-    is_cut = (few and results * elements >= 4 * part and elements >= 64) or (adds and chain > CHAIN)
+    is_shared = is_worth_sharing(d, results, elements, along_memory, machine)
+    is_cut = is_shared or (adds and chain > CHAIN)
     if not is_cut and piece is None:
         return [whole]
-    most = machine.most_parts if not machine.has_grid else max(2, machine.most_parts // _blocks(results, along_memory))
-    parts = max(2, min(most, results * elements // part), -(-chain // CHAIN) if adds else 0) if is_cut else 1
+    parts = 1
+    if is_cut:
+        parts = parts_for_threads(results, elements, along_memory, machine, is_searched)
+        parts = max(parts, -(-chain // CHAIN) if adds else 0)
     if piece is not None and machine.has_grid:
         parts = max(parts, -(-elements // HELD))
     outer = [] if piece is None else [(piece, Index.of(piece))]
@@ -311,7 +325,7 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
             parts //= cost.count([v])
             continue
         size = Index.of(v.size)
-        chunk = _chunk(size, parts, ACCUMULATORS if along_memory and not rest else 1, machine)
+        chunk = chunk_of(size, parts, ACCUMULATORS if along_memory and not rest else 1, machine)
         p = sized(f"{v.name}p", (size + chunk - 1) // chunk)
         q = sized(f"{v.name}q", least(chunk, size - chunk * p))
         d = rewritten(d, {v: Index.of(p) * chunk + q})
@@ -337,6 +351,27 @@ def _cut(d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: 
     return [first, second]
 
 
+def is_worth_sharing(d: Definition, results: int, elements: int, along_memory: bool, machine: Machine) -> bool:
+    """Whether a reduction has too few results for the threads, and enough elements for parts."""
+    is_far = along_memory and elements * width_read(d) >= machine.far > 0
+    few = results < machine.results[0 if along_memory else 1] * (machine.waves if is_far else 1)
+    few = few and elements * (width_read(d) if along_memory else machine.line) >= machine.block
+    return few and results * elements >= 4 * min(PART, machine.part) and elements >= 64
+
+
+def parts_for_threads(
+    results: int, elements: int, along_memory: bool, machine: Machine, is_searched: bool = False
+) -> int:
+    """In how many parts threads share a reduction.
+
+    Across memory a part that is searched for the place of its extreme (:mod:`split_places`) is short, since lanes are
+    in parts of their own there: it has about as many elements as there are parts.
+    """
+    most = machine.most_parts if not machine.has_grid else max(2, machine.most_parts // _blocks(results, along_memory))
+    parts = max(2, min(most, results * elements // min(PART, machine.part)))
+    return max(parts, math.isqrt(elements)) if is_searched and not along_memory else parts
+
+
 def _piece(d: Definition, wide: Sequence[Var], layouts: Mapping[str, Layout], machine: Machine) -> Var | None:
     """The last loop, if it is a piece of memory so short that blocks with neighbouring results read the same sectors.
 
@@ -344,7 +379,7 @@ def _piece(d: Definition, wide: Sequence[Var], layouts: Mapping[str, Layout], ma
     neighbours.
     """
     *others, last = wide
-    width = _width(d)
+    width = width_read(d)
     most, least_work = (SECTOR // width, LARGE // width) if machine.has_grid else (LANES, MANY)
     if not others or not isinstance(last.size, int) or last.size >= most or cost.iterations(d) < least_work:
         return None
@@ -352,7 +387,7 @@ def _piece(d: Definition, wide: Sequence[Var], layouts: Mapping[str, Layout], ma
     return last if read and any(all(runs_on(i, v, last) for i in read) for v in d.variables if v.size != 1) else None
 
 
-def _merged(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> tuple[Definition, Reduction]:
+def merged_loops(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> tuple[Definition, Reduction]:
     """Reduced loops as one where memory runs on from one to the next: its parts need not begin where a row does.
 
     Before: ``sum over i:404, j:83054 of x[i, j]``. After: ``sum over k:33553816 of x[k // 83054, k % 83054]``.
@@ -367,7 +402,7 @@ def _merged(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) -> tup
         merged = rewritten(d, {a: Index.of(one) // b.size, b: Index.of(one) % b.size})
         rest = tuple(one if v == b else v for v in how.variables if v != a)
         how = Reduction(how.combiner, rest)
-        return _merged(dataclasses.replace(merged, how=how), how, layouts)
+        return merged_loops(dataclasses.replace(merged, how=how), how, layouts)
     return d, how
 
 
@@ -380,47 +415,7 @@ def _addresses(d: Definition, layouts: Mapping[str, Layout]) -> Iterator[Index]:
             yield layouts[x.source].address(x.index)
 
 
-def _place_in_parts(
-    d: Definition, combiner: str, wide: list[Var], machine: Machine, along_memory: bool
-) -> list[Definition]:
-    """The place of an extreme by way of the extremes of parts, on a grid: few blocks would look for it otherwise.
-
-    After: ``t0_parts[p] = maximum over q of x[chunk*p + q]``, ``t0_best = argmax over p of t0_parts[p]``,
-    ``t0_place = argmax over q of x[chunk*t0_best + q]`` and ``t0 = chunk*t0_best + t0_place``. The last part begins
-    earlier there, so as to have a whole chunk: what it has of the part before is less than its maximum.
-    """
-    (v, *others), results = wide, cost.count(d.variables)
-    few = machine.has_grid and results < machine.results[0]
-    width = _width(d) if along_memory else machine.line
-    if others or not few or not isinstance(v.size, int) or v.size * width < machine.block:
-        return [d]
-    most = machine.most_parts // results if along_memory else v.size // ACCUMULATORS  # a block has neighbours' results
-    multiple = ACCUMULATORS if along_memory else 1
-    chunk = _chunk(Index.of(v.size), max(2, min(machine.most_parts, most)), multiple, machine)
-    count = int(((v.size + chunk - 1) // chunk).constant)
-    p, again = (Var(f"{v.name}{x}", count) for x in "pc")
-    q, within = sized(f"{v.name}q", least(chunk, v.size - chunk * p)), sized(f"{v.name}r", chunk)
-    index = tuple(map(Index.of, d.variables))
-
-    def load(name: str, *at: Index, dtype: torch.dtype = torch.int64) -> Load:
-        return Load(f"{d.name}_{name}", (*index, *at), dtype)
-
-    best = as_index(load("best"), 0, count - 1)
-    begin = least(best * chunk, v.size - chunk)
-    first = rewritten(d, {v: Index.of(p) * chunk + q})
-    extreme = Reduction({"argmax": "maximum", "argmin": "minimum"}[combiner], (q,))
-    chosen, place = load("parts", Index.of(again), dtype=d.body.dtype), Reduction(combiner, (within,))
-    return [
-        dataclasses.replace(
-            first, name=f"{d.name}_parts", dtype=d.body.dtype, variables=(*d.variables, p), how=extreme
-        ),
-        dataclasses.replace(d, name=f"{d.name}_best", body=chosen, how=Reduction(combiner, (again,))),
-        dataclasses.replace(rewritten(d, {v: begin + within}), name=f"{d.name}_place", how=place),
-        dataclasses.replace(d, body=from_index(begin + as_index(load("place"))), how=None),
-    ]
-
-
-def _width(d: Definition) -> int:
+def width_read(d: Definition) -> int:
     """Bytes of what the body reads for an element."""
     return sum(x.dtype.itemsize for x in loads(d.body)) or 1
 
@@ -430,7 +425,7 @@ def _blocks(results: int, along_memory: bool) -> int:
     return max(1, results if along_memory else results // 64)
 
 
-def _chunk(size: Index, parts: int, multiple: int, machine: Machine) -> Index:
+def chunk_of(size: Index, parts: int, multiple: int, machine: Machine) -> Index:
     """The length of so many parts, a multiple of something; for a symbolic size always of the same number of parts."""
     if size.is_constant:
         if machine.has_grid and multiple > 1:  # a block's threads have as many vectors each, and whole ones

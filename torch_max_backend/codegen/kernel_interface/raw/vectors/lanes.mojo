@@ -14,12 +14,6 @@ def gather_from[
 
 
 @always_inline("nodebug")
-def load_at_where[w: Int, d: DType](p: Ptr[d], offsets: Vec[i64, w], here: Vec[boolean, w]) -> Vec[d, w]:
-    """The lanes for which `here` holds from memory, zeros in the others."""
-    return gather_where[(0 < w).__mlir_bool__(), 0](p, offsets, here, const[d, w](0))
-
-
-@always_inline("nodebug")
 def gather_where[
     more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
 ](p: Ptr[d], offsets: Vec[i64, w], here: Vec[boolean, w], r: Vec[d, w]) -> Vec[d, w]:
