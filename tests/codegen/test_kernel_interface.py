@@ -201,6 +201,16 @@ def gathered(t: Table) abi("C"):
 
 
 @export
+def gathered_where(t: Table) abi("C"):
+    var at = load[16](t.pointer[i64](0), 0)
+    var here = load[16](t.pointer[boolean](9), 0)
+    store(t.pointer[f64](2), 0, load_at_where[16](t.pointer[f64](1), at, here))
+    store(t.pointer[i32](4), 0, load_at_where[16](t.pointer[i32](3), at, here))
+    store(t.pointer[bf16](6), 0, load_at_where[16](t.pointer[bf16](5), at, here))
+    store(t.pointer[boolean](8), 0, load_at_where[16](t.pointer[boolean](7), at, here))
+
+
+@export
 def own(t: Table) abi("C"):
     var a = own_memory[f32, 37]()
     var b = own_memory[boolean, 37]()
@@ -283,6 +293,12 @@ def _source() -> str:
     for d in TYPES:
         parts.append(f'@export\ndef turned_{d}(t: Table) abi("C"):\n')
         parts.append(f"    turn_block(t.pointer[{d}](0), t.pointer[{d}](1), 3, 20, t.int(2), t.int(3))\n")
+        parts.append(f'@export\ndef moved_{d}(t: Table) abi("C"):\n')
+        parts += [
+            f"    store(t.pointer[{d}](0), {16 * n}, moved_up[{k}](load[16](t.pointer[{d}](1), 0), "
+            f"load[16](t.pointer[{d}](1), 16)))\n"
+            for n, k in enumerate((1, 2, 4, 8))
+        ]
         for k in (2, 4):
             vectors = ", ".join(f"load[16](t.pointer[{d}](1), {16 * j})" for j in range(k))
             parts.append(f'@export\ndef in_{k}_turns_{d}(t: Table) abi("C"):\n')
@@ -588,6 +604,17 @@ def test_memory_at_places_of_every_width(kernels: Kernels) -> None:
     assert all(torch.equal(out, x[places]) for x, out in zip(given, found, strict=True))
 
 
+def test_memory_at_places_of_some_lanes(kernels: Kernels) -> None:
+    """Others have zeros, and their places may be anywhere."""
+    dtypes = (torch.float64, torch.int32, torch.bfloat16, torch.bool)
+    places, here = torch.arange(16) * 7 % 31, torch.arange(16) % 3 > 0
+    far = torch.where(here, places, 1 << 60)
+    given = [(torch.randn(31) * 3).to(dtype) for dtype in dtypes]
+    found = [torch.ones(16, dtype=dtype) for dtype in dtypes]
+    kernels("gathered_where", far, *(t for pair in zip(given, found, strict=True) for t in pair), here)
+    assert all(torch.equal(out, torch.where(here, x[places], 0).to(x.dtype)) for x, out in zip(given, found))
+
+
 def test_memory_of_a_thread(kernels: Kernels) -> None:
     a, out, flags = torch.randn(37), torch.zeros(16), torch.zeros(16, dtype=torch.bool)
     kernels("own", a, out, flags)
@@ -710,3 +737,11 @@ def test_lanes_in_turns(kernels: Kernels, k: int, count: int) -> None:
         for got, lanes in ((whole, 16), (part, count)):
             assert torch.equal(got[1 : 1 + k * lanes], wanted[: k * lanes]), d
             assert not got[0] and not got[1 + k * lanes :].any(), d
+
+
+def test_lanes_move_up(kernels: Kernels) -> None:
+    for d, dtype in TYPES.items():
+        x = (torch.arange(32) % 113).to(dtype)
+        moved = torch.zeros(64, dtype=dtype)
+        kernels(f"moved_{d}", moved, x)
+        assert torch.equal(moved.view(4, 16), torch.stack([x[16 - k : 32 - k] for k in (1, 2, 4, 8)])), d

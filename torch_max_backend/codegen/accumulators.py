@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from torch_max_backend.loops.index import Var
 from torch_max_backend.loops.program import Scan
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.nest import StageNest, Statement
+from torch_max_backend.schedule.wide_extremes import EXTREMES
 
 CHAIN = 16
 """Additions one after the other in an accumulator of float32, before it is added to a total in float64: the rounding
@@ -31,7 +32,6 @@ COMBINE = {
 """The operation on two values by which each combiner works."""
 SCALED_NEARLY: Mapping[torch.dtype, str] = {torch.float32: "exp_nearly"}
 """The processor's own exponentials, by which a GPU's kernels scale sums of exponentials."""
-_EXTREMES = ("maximum", "minimum", "argmax", "argmin")
 _ACROSS = {
     "sum": "reduce_add",
     "product": "reduce_mul",
@@ -152,7 +152,7 @@ class AccumulatorWriter(ExpressionWriter):
         if self.masked and lanes > 1 and self.vector in self.reducing:
             here = f"first_lanes[{lanes}]({self.masked})"
             value, _ = self._new("m", f"select({here}, {value}, {_initial(s.combiner, s.body.dtype, lanes)})", lanes)
-        if isinstance(s.how, Scan) and lanes == 1 and s.combiner in _EXTREMES:
+        if isinstance(s.how, Scan) and lanes == 1 and s.combiner in EXTREMES:
             with self._block(f"if condition({better(s, value, name)}):"):  # seldom, and processors guess that
                 self._line(f"{name} = {value}")
                 if s.place is not None:
@@ -169,6 +169,67 @@ class AccumulatorWriter(ExpressionWriter):
         chosen, _ = self._new("c", better(s, value, name), lanes)
         self._line(f"{name} = select({chosen}, {value}, {name})")
         self._line(f"{place} = select({chosen}, {position}, {place})")
+
+    def _prefixes(self, s: Statement, before: Accumulator, value: str) -> Accumulator:
+        """A vector along a scan, each lane combined with those before it and with all earlier vectors; these follow.
+
+        Most vectors have nothing that is beyond the extreme so far.
+        """
+        lanes = self.lanes
+        own = Accumulator(self._new("a", value, lanes)[0], "", lanes)
+        wide = self._each(before, lanes, lambda x, _: f"splat[{lanes}]({x})")
+        if s.combiner not in EXTREMES:
+            return self._prefixes_in_vector(s, before, own, wide)
+        with self._block(f"if condition(reduce_or({better(s, own.value, wide.value)})):"):
+            found = self._prefixes_in_vector(s, before, own, wide)
+            for x, y in zip(wide[:2], found[:2], strict=True):
+                if x:
+                    self._line(f"{x} = {y}")
+        return wide
+
+    def _prefixes_in_vector(
+        self, s: Statement, before: Accumulator, own: Accumulator, wide: Accumulator
+    ) -> Accumulator:
+        """In each of four steps, lanes are combined with what those 1, 2, 4 and 8 before them have; then with what is
+        before the vector, which ``wide`` has in every lane."""
+        lanes = self.lanes
+        nothing = Accumulator(self._new("b", _initial(s.combiner, s.body.dtype, lanes), lanes)[0], "", lanes)
+        if s.place is not None:  # within the vector: these take 32 bits
+            own = own._replace(place=self._new("at", f"iota[i32, {lanes}]()", lanes)[0])
+            nothing = nothing._replace(place=f"const[i32, {lanes}](0)")
+        by = 1
+        while by < lanes:
+            self._follow(s, own, self._each(own, lanes, lambda x, y: f"moved_up[{by}]({y}, {x})", nothing))  # noqa: B023
+            by *= 2
+        if s.place is not None:
+            begin = f"from_int[i64, {lanes}]({self._index(s.place)})"
+            own = own._replace(place=self._new("at", f"add({begin}, cast[i64]({own.place}))", lanes)[0])
+        last = self._each(own, 1, lambda x, _: f"lane_at({x}, {lanes - 1})")
+        self._follow(s, own, wide)
+        self._follow(s, last, before)  # for one element, which is all that the next vector waits for
+        for x, y in zip(before[:2], last[:2], strict=True):
+            if x:
+                self._line(f"{x} = {y}")
+        return own
+
+    def _each(
+        self, a: Accumulator, lanes: int, of: Callable[[str, str], str], b: Accumulator | None = None
+    ) -> Accumulator:
+        """A new accumulator, of functions of the value and of the place that one has, or two have."""
+        value, _ = self._new("b", of(a.value, b.value if b else ""), lanes)
+        place = self._new("at", of(a.place, b.place if b else ""), lanes)[0] if a.place else ""
+        return Accumulator(value, place, lanes)
+
+    def _follow(self, s: Statement, own: Accumulator, before: Accumulator) -> None:
+        """Combine a prefix with the one before it."""
+        if s.place is not None:
+            stays, _ = self._new("c", better(s, own.value, before.value), own.lanes)
+            for x, y in zip(own[:2], before[:2], strict=True):
+                self._line(f"{x} = select({stays}, {x}, {y})")
+        elif s.combiner == "log_sum_exp":
+            self._add_exponentials(s, own, before, own)
+        else:  # the last of equals stays, as zeros of both signs are
+            self._line(f"{own.value} = {COMBINE[s.combiner]}({own.value}, {before.value})")
 
     def _flush(self, r: Reduction) -> None:
         """Add the accumulators to their totals, and begin again."""

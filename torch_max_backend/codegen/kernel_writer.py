@@ -440,7 +440,10 @@ class KernelWriter(AccumulatorWriter):
             if self.adds_products and s.combiner and self._added_product(s, accumulators[s.name]):
                 continue
             value = self._scalar(s.body)
-            if s.combiner:
+            if isinstance(s.how, Scan) and self.vector is not None and self.vector in stage.inner:
+                prefixes = self._prefixes(s, accumulators[s.name], self._widened(value, self.lanes))
+                self._finish(s, *self._taken(s, prefixes))
+            elif s.combiner:
                 accumulator = accumulators[s.name]
                 self._accumulate(s, accumulator, self._widened(value, accumulator.lanes))
                 if isinstance(s.how, Scan):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, better, gathered_dtype
+from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, gathered_dtype
 from torch_max_backend.codegen.kernel_writer import KernelWriter
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.loops.expr import SHORT
@@ -244,14 +244,3 @@ class ThreadExchange(KernelWriter):
         self._follow(s, own, carry)
         follow_until(str(warps))
         self._line("block_barrier()")
-
-    def _follow(self, s: Statement, own: Accumulator, before: Accumulator) -> None:
-        """Combine a prefix with the one before it."""
-        if s.place is not None:
-            stays, _ = self._new("c", better(s, own.value, before.value), 1)
-            for x, y in zip(own[:2], before[:2], strict=True):
-                self._line(f"{x} = select({stays}, {x}, {y})")
-        elif s.combiner == "log_sum_exp":
-            self._add_exponentials(s, own, before, own)
-        else:
-            self._line(f"{own.value} = {COMBINE[s.combiner]}({before.value}, {own.value})")

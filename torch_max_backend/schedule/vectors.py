@@ -26,6 +26,7 @@ from torch_max_backend.schedule.nest import (
     substituted,
 )
 from torch_max_backend.schedule.partition_loops import is_decidable, partition
+from torch_max_backend.schedule.wide_extremes import EXTREMES
 
 LINE = 64
 """Bytes that memory gives at once."""
@@ -37,6 +38,8 @@ BLOCK = 16
 ONE_BY_ONE, STORE, CHAINED, MISS = 0.5, 1.5, 3.0, 2.0
 """Cycles: of an operation that is in no vector; of a store, against a load's 1; of waiting for the sum before; and of a
 line that is not near."""
+PREFIX = 0.5
+"""Cycles that an element of a scan takes in vectors along it, whose lanes are combined with each other."""
 SHORTER = 8
 """Iterations of a loop, at most, that leave half of a vector empty."""
 GATHERED = 4
@@ -117,13 +120,26 @@ def _can_run_in_vectors(v: Var, stages: tuple[StageNest, ...], fixed: frozenset[
         if any(isinstance(w.size, Index) and v in w.size.variables for w in s.inner):
             return False
         for x in s.statements:
-            if isinstance(x.how, Scatter) or (isinstance(x.how, Scan) and v in s.inner):
+            if isinstance(x.how, Scatter) or (isinstance(x.how, Scan) and v in s.inner and not _has_prefixes(x, v, s)):
                 return False
             if any(_checks(y) for y in walk(x.body) if isinstance(y, Guarded) and _is_of_lanes(y, v)):
                 return False
         if fixed is not None and not is_decidable(s.statements, v, fixed):
             return False
     return True
+
+
+def _has_prefixes(s: Statement, v: Var, stage: StageNest) -> bool:
+    """Whether a scan along ``v``, a stage's only loop, may combine the lanes of a vector with each other first.
+
+    So do extremes, integers, and sums that are added up in a wider dtype than they are given in. Other results of
+    floats would overflow elsewhere than one after the other.
+    """
+    if stage.inner != (v,):
+        return False
+    is_exact = s.combiner in EXTREMES or not s.body.dtype.is_floating_point
+    is_wide_sum = s.combiner == "sum" and s.dtype.itemsize < s.body.dtype.itemsize
+    return s.combiner != "log_sum_exp" and (is_exact or is_wide_sum)
 
 
 def _has_no_conditions(v: Var, s: StageNest) -> bool:
@@ -182,6 +198,8 @@ def _time(v: Var | None, stage: StageNest, fixed: frozenset[Var] | None = None) 
         total += CHAINED
     if v is None:
         return total
+    if v in stage.inner:
+        total += sum(PREFIX for s in stage.statements if isinstance(s.how, Scan))
     if fixed is None or not is_decidable(stage.statements, v, fixed):
         total += sum(_masking(x, v) for x in walk(*expressions) if isinstance(x, Guarded) and _is_of_lanes(x, v))
     size, lanes = cost.count([v]), lanes_of(v)

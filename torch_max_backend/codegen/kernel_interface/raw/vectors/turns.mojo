@@ -13,6 +13,19 @@ def in_reverse[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
 
 
 @always_inline("nodebug")
+def moved_up[k: Int, d: DType, w: Int](before: Vec[d, w], x: Vec[d, w]) -> Vec[d, w]:
+    """Each lane `k` further up; the last ones of `before` take the places of the first.
+
+    Said to have effects, so that what is seldom needed is not computed ahead of its condition.
+    """
+    return __mlir_op.`pop.call_llvm_intrinsic`[
+        intrin=__mlir_attr.`"llvm.vector.splice.right" : !kgen.string`,
+        hasSideEffects=__mlir_attr.`true`,
+        _type=Vec[d, w].T,
+    ](before.v, x.v, from_int[i32, 1](k).v)
+
+
+@always_inline("nodebug")
 def load_reversed[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
     """The element at `i`, and those before it."""
     return in_reverse(load[w](p, i - (w - 1)))

@@ -118,6 +118,15 @@ def load_strided[w: Int, d: DType](p: Ptr[d], i: Int, step: Int) -> Vec[d, w]:
 
 
 @always_inline("nodebug")
+def moved_up[k: Int, d: DType, w: Int](before: Vec[d, w], x: Vec[d, w]) -> Vec[d, w]:
+    """Each lane `k` further up; the last ones of `before` take the places of the first."""
+    var r = x
+    for i in range(w):
+        r.v[i] = before.v[w - k + i] if i < k else x.v[i - k]
+    return r
+
+
+@always_inline("nodebug")
 def load_reversed[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
     """The element at `i`, and those before it."""
     return load_strided[w](p, i, -1)
