@@ -106,7 +106,6 @@ def test_symbolic_sizes(kind: str) -> None:
     "layer",
     [
         nn.Conv2d(6, 10, 3),
-        nn.Conv2d(6, 10, 1, stride=2),
         nn.Conv2d(6, 10, 1, padding=1),
         nn.Conv2d(80, 10, 1, groups=2),
         nn.ConvTranspose2d(6, 10, 1, stride=2),
@@ -118,13 +117,32 @@ def test_others_are_convolutions(layer: nn.Module) -> None:
     assert calls_of(layer, x) == {"ATen aten.convolution.default": 1}
 
 
-@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", ["line", "images", "channels last", "with gaps", "volumes"])
+def test_of_some_places(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stride, the places that are read are picked first; sizes that it does not divide included."""
+    monkeypatch.setattr(small_products, "SMALL", 0)
+    x = IMAGES[kind]().to(dtype)
+    layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[x.dim() - 3](6, 10, 1, stride=(2, 3, 2)[: x.dim() - 2]).to(dtype)
+    assert calls_of(layer, x) == (ALONE[dtype] if is_alone(kind, x) else ONE_PRODUCT)
+    if kind == "images":
+        assert calls_of(layer, x, dynamic=True) == ALONE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_many_places_with_channels_last_are_not_picked(dtype: torch.dtype) -> None:
+    layer, x = nn.Conv2d(16, 40, 1, stride=2).to(dtype), torch.randn(2, 16, 130, 130).to(dtype)
+    x = x.to(memory_format=torch.channels_last)
+    assert calls_of(layer, x) == {"ATen aten.convolution.default": 1}
+
+
+@pytest.mark.parametrize(("kind", "stride"), [(nn.Conv2d, 1), (nn.Conv2d, 2), (nn.ConvTranspose2d, 1)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_groups_of_contiguous_images(
-    kind: type[nn.Module], bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    kind: type[nn.Module], stride: int, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, x = kind(12, 20, 1, groups=4, bias=bias).to(dtype), torch.randn(3, 12, 9, 7).to(dtype)
+    layer, x = kind(12, 20, 1, stride, groups=4, bias=bias).to(dtype), torch.randn(3, 12, 9, 7).to(dtype)
     assert calls_of(layer, x) == {}
     monkeypatch.setattr(small_products, "SMALL", 0)
     assert calls_of(layer, x) == {f"ATen aten.{'badd' * bias}bmm.default": 1}

@@ -73,6 +73,8 @@ class LibraryCalls:
 
     def _convolution_of_one_tap(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor | None:
         """A convolution of one tap as products or loops, if these are better."""
+        is_picked = any(step != 1 for step in args[3])
+        args = pointwise_convolution.of_stride_1(args)
         places = math.prod(args[0].shape[2:], start=Index.of(1))
         is_for_each = places != 1 and self.convolutions < A_CHAIN and self._has_contiguous_images(promise)
         if args[8] != 1:
@@ -85,7 +87,7 @@ class LibraryCalls:
                 return self._pointwise_for_each_image(args, promise)
             if pointwise_convolution.has_few_channels(args):
                 return self._pointwise_as_loops(args, promise)
-        is_product = pointwise_convolution.is_product(args)
+        is_product = pointwise_convolution.is_product(args, is_picked)
         if is_product and (places == 1 or not self._leaves() or promise.stride(1) == 1):
             return self._pointwise(args, promise)
         return None
