@@ -112,7 +112,7 @@ IMAGE = torch.randn(1, 256, 4, 4).to(memory_format=torch.channels_last)
         (convolved(WIDE), torch.randn(2, 32, 8, 8).to(memory_format=torch.channels_last), [True]),
         (convolved(LARGE), IMAGE, [False]),
         (convolved(LARGE.to(memory_format=torch.channels_last)), IMAGE, [True]),
-        (lambda x: F.conv2d(x, HEAVY, stride=2).relu(), IMAGE[:, :64], [False]),
+        (lambda x: F.conv2d(x, HEAVY, stride=4, padding=1).relu(), IMAGE[:, :64], [False]),
         (lambda x: F.conv_transpose2d(x, WIDE, stride=2).relu(), torch.randn(2, 32, 8, 8), [True]),
         (lambda x: F.conv_transpose2d(x, WIDE, groups=2).relu(), torch.randn(2, 32, 8, 8), [False]),
         (convolved(weights(16, 4, 3, 3).double()), torch.randn(2, 4, 40, 40).double(), [False]),
