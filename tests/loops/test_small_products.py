@@ -18,6 +18,11 @@ OPTIONS = {"fallback": "error", "executor": "auto"}
 GENERATOR = torch.Generator().manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _from_the_same_numbers() -> None:
+    GENERATOR.manual_seed(0)
+
+
 def drawn(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(*sizes, generator=GENERATOR).to(dtype)
 
@@ -29,8 +34,7 @@ def calls_of(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> dic
     exact, eager = function(*(x.double() for x in given)), function(*given)
     assert got.dtype is eager.dtype
     assert got.stride() == eager.stride()
-    near = 3e-7 * exact.norm() if got.dtype is torch.float32 else 1e-6  # sums go on in another order
-    assert (got.double() - exact).norm() <= 1.05 * (eager.double() - exact).norm() + near
+    assert (got.double() - exact).norm() <= 1.05 * (eager.double() - exact).norm() + 1e-6
     return reports()[-1].library_calls
 
 
@@ -64,7 +68,7 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     assert calls_of(lambda x, w: x @ w, *(drawn(24, 24, dtype=dtype) for _ in range(2))) == {}
 
 
-LINEARS = [(64, 64, 64), (16, 32, 32), (3, 100, 30), (70, 12, 4), (1, 1, 128), (128, 32, 128)]
+LINEARS = [(64, 64, 64), (16, 32, 32), (3, 100, 30), (70, 12, 4), (128, 32, 128)]
 
 
 @pytest.mark.parametrize("sizes", LINEARS, ids=str)
@@ -79,6 +83,13 @@ def test_linears(sizes: tuple[int, int, int]) -> None:
         lambda x, w, b: (x @ w.t()).relu() @ w,
     ):
         assert calls_of(f, *given, bias) == {}
+
+
+def test_one_number() -> None:
+    """Eager's error of a single number may be none; ours is small beside what is added up."""
+    x, w = drawn(1, 128, dtype=torch.float32), drawn(1, 128, dtype=torch.float32)
+    got = torch.compile(F.linear, backend="max_backend", options=OPTIONS)(x, w)
+    assert (got.double() - F.linear(x.double(), w.double())).abs() <= 2**-24 * F.linear(x.abs(), w.abs())
 
 
 def test_what_is_not_finite_and_what_is_empty() -> None:

@@ -48,7 +48,6 @@ HELD = 64
 """Elements of a part that a block's threads hold, if they have neighbouring results, so that it is read once."""
 GRID_CHAINS = 8
 """Threads, at least, that share a long reduction on a grid."""
-EXTREMES = ("maximum", "minimum")
 
 
 # -- divisions of an index ---------------------------------------------------------------------------------------------
@@ -167,9 +166,8 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
             continue
         how = _along_memory(step, step.how, layouts)
         step = dataclasses.replace(step, how=how)
-        found = _squares_in_parts(step, sums) or _in_parts(
-            step, how, layouts, machine, how.combiner in EXTREMES and _outline(step) in searched
-        )
+        is_searched = how.combiner in ("maximum", "minimum") and _outline(step) in searched
+        found = _squares_in_parts(step, sums) or _in_parts(step, how, layouts, machine, is_searched)
         if len(found) == 2 and how.combiner == "sum":
             sums[step.name] = _SumInParts(step, found[0])
         steps += found
