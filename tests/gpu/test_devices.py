@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,7 +131,10 @@ def test_a_parameter_may_begin_anywhere(mode: str) -> None:
 
 
 def test_memory_is_given_back_to_torch() -> None:
-    """Neither a module nor what it was called with outlives the compiled function; MAX does not keep a share either."""
+    """Neither a module nor what it was called with outlives the compiled function; MAX does not keep a share either.
+
+    What MAX keeps is seen in the memory of the whole GPU, so that part needs a run of one process.
+    """
     gigabyte = 2**30
 
     def once() -> tuple[weakref.ref[Any], weakref.ref[Any]]:
@@ -160,12 +163,8 @@ def test_memory_is_given_back_to_torch() -> None:
         left = free()
         assert [r() for r in refs] == [None, None]
         assert torch.cuda.memory_allocated() - before < 2**20
-    for _ in range(90):  # other processes of the test run may hold memory for a while
-        if left > first - gigabyte // 2:
-            break
-        time.sleep(1)
-        left = free()
-    assert left > first - gigabyte // 2, f"{(first - left) / gigabyte:.1f} GiB less after four more compiled functions"
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)) == 1:  # else others take and give at the same time
+        assert left > first - gigabyte // 2, f"{(first - left) / gigabyte:.1f} GiB less after four more functions"
 
 
 # -- order and waiting ---------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_compiled_functions() -> None:
         x.masked_fill_(x.isnan(), float("nan"))
         agrees(lambda x: torch.sort(x, stable=True), x)
         agrees(lambda x: torch.sort(x, 1, True), x)
-        agrees(lambda x: (lambda v, i: (v * 2, i + 1))(*(x * 2 + 1).sort(0)), x)
+        agrees(lambda x: (lambda v, i: (v * 2, i + 1))(*(x * 2 + 1).sort(stable=True, dim=0)), x)
         agrees(lambda x: (x.argsort(dim=-1, stable=True), x.median(-1).values, x.topk(7, 0).values), x.nan_to_num(3.0))
     agrees(lambda x: x.copy_(x.sort(1).values), numbers(500, 130).nan_to_num(3.0))
 

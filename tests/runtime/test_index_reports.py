@@ -57,6 +57,20 @@ def test_nothing_reported_raises_nothing(reports: DeviceReports) -> None:
 
 
 @pytest.mark.any_runner("regions and kernels are stand-ins")
+def test_what_no_call_has_raised_is_in_the_log_when_the_program_ends(
+    reports: DeviceReports, caplog: pytest.LogCaptureFixture
+) -> None:
+    index_reports._say_what_was_not_raised()
+    assert not caplog.records
+    found_by_kernel(reports.report_for((FIRST,)), 0, 9, 4)
+    index_reports._say_what_was_not_raised()
+    (record,) = caplog.records
+    assert record.levelname == "ERROR" and record.message.startswith("index out of range in self\n")
+    assert "model.py:3" in record.message and "could have raised this" in record.message
+    raise_reported()  # it is not told twice
+
+
+@pytest.mark.any_runner("regions and kernels are stand-ins")
 def test_the_first_index_is_raised_once_and_the_next_after_it(reports: DeviceReports) -> None:
     one, two = reports.report_for((FIRST,)), reports.report_for((FIRST, SECOND))
     found_by_kernel(two, 1, -7, 4)

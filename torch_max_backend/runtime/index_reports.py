@@ -8,8 +8,10 @@ call path that uses a GPU looks at the record when it begins and when it ends.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_max_backend.base.errors import OutOfRangeError
 from torch_max_backend.base.index_sites import Site
 
+log = logging.getLogger("torch_max_backend")
 WORDS = 5
 """Of 64 bits, in a record: state, number of the call path, site, index, size."""
 
@@ -102,6 +105,15 @@ def reports_of(gpu: int) -> DeviceReports:
     reports = DeviceReports(torch.device("cuda", gpu))
     _devices.append(reports)
     return reports
+
+
+@atexit.register
+def _say_what_was_not_raised() -> None:
+    """A program that ends without another call is told in its log: nothing can be raised by then."""
+    try:
+        raise_reported()
+    except OutOfRangeError as error:
+        log.error("%s\n  No call came after it that could have raised this.", error)
 
 
 def raise_reported() -> None:
