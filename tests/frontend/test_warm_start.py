@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.processes import Processes
 from torch_max_backend.compile.cache.store import Store
@@ -39,6 +40,7 @@ def tell(**more):
         "cache": {k: v for k, v in counters["aot_autograd"].items() if k.startswith("autograd_cache")},
         "lowering": "torch_max_backend.lowering.graph_builder" in sys.modules,
         "max_graph": "max.graph" in sys.modules,
+        "inductor": "torch._inductor.lowering" in sys.modules,
         **more,
     }))
 """
@@ -89,6 +91,30 @@ def test_a_second_process_neither_traces_nor_lowers(run: Run) -> None:
     assert (second["regions"], second["hits"]) == ([1], [1])
     assert first["lowering"] and first["max_graph"]
     assert not second["lowering"] and not second["max_graph"], "a warm start must not import what compiles"
+    assert not second["inductor"], "a key needs nothing of Inductor's"
+
+
+def test_keys_of_torch_are_as_before_outside() -> None:
+    """What is replaced while a key is made is there again after it, also after an error; a missing name is no error."""
+    from torch._inductor import codecache, config
+
+    from torch_max_backend.frontend import cache_key
+
+    def now() -> list[Any]:
+        system = vars(codecache.CacheBase)["get_system"]
+        return [codecache.torch_key, codecache.init_backend_registration, config._cache_config_serializer, system]
+
+    before = now()
+    with cache_key.light_cache_key():
+        assert not any(a is b for a, b in zip(before, now(), strict=True))
+        assert torch.__version__.encode() in codecache.torch_key()
+        assert codecache.CacheBase.get_system() == {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    assert all(a is b for a, b in zip(before, now(), strict=True))
+    with pytest.raises(ZeroDivisionError), cache_key.light_cache_key():
+        raise ZeroDivisionError
+    assert all(a is b for a, b in zip(before, now(), strict=True))
+    with cache_key._replaced({}, "no such name", None):
+        pass
 
 
 def test_what_is_part_of_the_key_misses(run: Run) -> None:

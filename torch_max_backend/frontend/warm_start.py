@@ -24,6 +24,7 @@ from torch_max_backend.base.errors import EnvironmentUnsupportedError
 from torch_max_backend.base.target import elsewhere
 from torch_max_backend.base.torch_logs import needs_traces
 from torch_max_backend.capture import onednn_products
+from torch_max_backend.frontend.cache_key import light_cache_key
 from torch_max_backend.options import Options
 
 log = logging.getLogger("torch_max_backend")
@@ -154,7 +155,7 @@ class WarmStart:
             wanted["enable_autograd_cache"] = True
         token = options_of_call.set(self.options)
         try:
-            with _compiler_config.patch(cache_key_tag=tag), _functorch_config.patch(wanted):
+            with _compiler_config.patch(cache_key_tag=tag), _functorch_config.patch(wanted), light_cache_key():
                 yield
         finally:
             options_of_call.reset(token)
