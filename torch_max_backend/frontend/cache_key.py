@@ -56,7 +56,7 @@ def light_cache_key() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(holder: dict[str, Any] | type, name: str, value: Any) -> Iterator[None]:
-    """An entry of a module's namespace, or an attribute of a class, for a while; as before where it has no such name."""
+    """A module's or a class's attribute for a while; nothing where there is no such name."""
     names = vars(holder) if isinstance(holder, type) else holder
     if name not in names:
         yield
