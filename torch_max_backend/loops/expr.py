@@ -90,6 +90,20 @@ class Expr:
         """The expressions that it is computed from, those inside indices not among them."""
         return ()
 
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """The loads in it, those inside indices included, each once, and before what is computed from them."""
+        return tuple(x for x in walk(self) if isinstance(x, Load))
+
+    @cached_property
+    def _variables(self) -> frozenset[Var]:
+        found: set[Var] = set()
+        for y in walk(self):
+            indices = y.index if isinstance(y, Load) else (y.index,) if isinstance(y, FromIndex) else ()
+            for index in indices:
+                found |= index.variables
+        return frozenset(found)
+
     # -- text ---------------------------------------------------------------------------------------------------
     def _text(self) -> str:
         """Itself, with the text of what it is made of."""
@@ -493,18 +507,13 @@ def walk(*roots: Scalar) -> Iterator[Scalar]:
 
 
 def loads(*roots: Scalar) -> list[Load]:
-    """The loads in ``roots``."""
-    return [x for x in walk(*roots) if isinstance(x, Load)]
+    """The loads in ``roots``, each once."""
+    return list(roots[0].loads) if len(roots) == 1 else list(dict.fromkeys(x for r in roots for x in r.loads))
 
 
 def variables(x: Scalar) -> frozenset[Var]:
     """The loop variables that an expression depends on."""
-    found: set[Var] = set()
-    for y in walk(x):
-        indices = y.index if isinstance(y, Load) else (y.index,) if isinstance(y, FromIndex) else ()
-        for index in indices:
-            found |= index.variables
-    return frozenset(found)
+    return x._variables
 
 
 def rewrite(

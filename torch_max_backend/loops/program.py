@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -124,6 +125,11 @@ class Definition:
         """Every expression in it: what a pass must look at."""
         extra = (self.how.source, *_nested(self.how.target)) if isinstance(self.how, Scatter) else ()
         return (self.body, *extra)
+
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """All loads in it, each once."""
+        return tuple(loads(*self.expressions()))
 
     def __str__(self) -> str:
         head = f"{self.name}[{_ranges(self.variables)}]: {SHORT[self.dtype]} ="
@@ -254,7 +260,7 @@ def reads(step: Step) -> tuple[str, ...]:
     """The names of the tensors that a step reads, each once."""
     if isinstance(step, Call):
         return tuple(dict.fromkeys(step.reads()))
-    return tuple(dict.fromkeys(x.source for x in loads(*step.expressions())))
+    return tuple(dict.fromkeys(x.source for x in step.loads))
 
 
 def _nested(target: tuple[Index, ...]) -> tuple[Scalar, ...]:

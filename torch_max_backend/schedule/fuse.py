@@ -159,7 +159,7 @@ def _directions(
     What has one element for a row, or the same ones for all, does not count. What is written counts ``written`` times.
     """
     found = Counter[Var | None]()
-    touched = [(x.source, x.index, 1) for x in loads(*d.expressions())]
+    touched = [(x.source, x.index, 1) for x in d.loads]
     if not d.reduced:
         touched.append((d.name, _own_index(d), written))
     for name, index, weight in touched:
@@ -201,7 +201,7 @@ def _join_sort(group: _Group, d: Definition, layouts: Mapping[str, Layout]) -> b
         return False
     v, own = first.how.variable, {m.name: m for m in group.members}
     k = first.variables.index(v)
-    read = [x for x in loads(*d.expressions()) if x.source in own]
+    read = [x for x in d.loads if x.source in own]
     names: dict[Var, Var] = {}
     for i, w in zip(read[0].index, own[read[0].source].variables, strict=True):
         mine = i.terms[0][0] if len(i.terms) == 1 and not i.constant else None
@@ -213,7 +213,7 @@ def _join_sort(group: _Group, d: Definition, layouts: Mapping[str, Layout]) -> b
     if len(along) > 1 or not all(isinstance(w.size, int) and w.size <= cost.count([v]) for w in along):
         return False
     moved = renamed(d, {**names, **dict.fromkeys(along, v)})
-    for x in loads(*moved.expressions()):
+    for x in moved.loads:
         member = own.get(x.source)
         if member is None or x.index == _own_index(member):
             if member not in (None, first) and [w.size for w in along] != [v.size]:
@@ -258,7 +258,7 @@ def _join_beside(
         return False
     targets = {written[m.name] for m in group.members if m.name in written}
     moved = renamed(d, dict(zip(own, group.outer, strict=True)))
-    here = loads(*moved.expressions())
+    here = moved.loads
     if any(x.source in targets for x in here) or not {*here} & {*loads(*(m.body for m in group.members))}:
         return False
     group.members.append(moved)
@@ -339,7 +339,7 @@ def _matched(group: _Group, d: Definition) -> dict[Var, Var] | None:
     """For outer variables of the group, the variable of ``d`` that all of its loads from the group have there."""
     members = {m.name: m for m in group.members}
     found: dict[Var, Var | None] = {}
-    for x in loads(*d.expressions()):
+    for x in d.loads:
         if x.source not in members:
             continue
         member = members[x.source]
@@ -403,7 +403,7 @@ def _aligned(stage: Stage, d: Definition, inner: list[Var], outer: list[Var]) ->
     ):
         return None
     moved = renamed(d, pairs)
-    for x in loads(*moved.expressions()):
+    for x in moved.loads:
         if x.source in own and x.index != tuple(map(Index.of, own[x.source].variables)):
             return None
     return pairs
@@ -412,7 +412,7 @@ def _aligned(stage: Stage, d: Definition, inner: list[Var], outer: list[Var]) ->
 def _pairing(stage: Stage, d: Definition, inner: list[Var], own: dict[str, Definition]) -> dict[Var, Var] | None:
     """Which inner variable of ``d`` runs as which of the stage: as its loads say, else in order."""
     pairs: dict[Var, Var] = {}
-    for x in loads(*d.expressions()):
+    for x in d.loads:
         if x.source not in own:
             continue
         for v, index in zip(own[x.source].variables, x.index, strict=True):

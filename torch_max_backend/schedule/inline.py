@@ -59,13 +59,13 @@ def inline(program: Program, machine: Machine = CPU, layouts: Mapping[str, Layou
 def _names(step: Step) -> list[str]:
     if isinstance(step, Call):
         return list(step.reads())
-    return [x.source for x in loads(*step.expressions())]
+    return [x.source for x in step.loads]
 
 
 def _price(d: Definition, machine: Machine) -> float:
     """What computing an element takes, in loads of one."""
     total = cost.of_expression(*d.expressions())
-    read = sum(1 for _ in loads(*d.expressions()))
+    read = len(d.loads)
     return read + (total - read) / machine.operations
 
 
@@ -76,7 +76,7 @@ def _reads_across(d: Definition, layouts: Mapping[str, Layout], machine: Machine
     """
     if cost.iterations(d) < machine.turned:
         return False
-    places = [layouts[x.source].address(x.index) for x in loads(*d.expressions()) if x.source in layouts]
+    places = [layouts[x.source].address(x.index) for x in d.loads if x.source in layouts]
     read = [i for i in places if sum(v.size != 1 for v in i.variables) > 1]
     along = {v for i in read for v in i.variables if v.size != 1 and i.coefficient(v) == 1}
     return len(along) > 1 and not any(all(i.stride(v) in (0, 1) for i in read) for v in along)
@@ -93,7 +93,7 @@ def _repeats(d: Definition, readers: list[Step], price: float, kept: bool, machi
     if in_order and price > 4 and not (machine.has_grid and elsewhere <= here):
         return False
     if kept:  # what leaves is written anyway, and what joins its kernel has it from a register
-        return price <= 3 and elsewhere <= 2 * here and sum(1 for _ in loads(*d.expressions())) <= 1
+        return price <= 3 and elsewhere <= 2 * here and len(d.loads) <= 1
     launch = machine.launch if price <= DEEP or max(times, default=0) > here else 0
     saved = 3 * here + 2 * elsewhere + launch  # written once, and read by each
     return max(0, elsewhere - here) * price <= saved
@@ -120,7 +120,7 @@ def _ends_reductions(d: Definition, sums: set[str], readers: list[Step]) -> bool
 
 def substituted(d: Definition, bodies: dict[str, Definition]) -> Definition:
     """A definition with the loads of ``bodies`` replaced by what they compute."""
-    if not any(x.source in bodies for x in loads(*d.expressions())):
+    if not any(x.source in bodies for x in d.loads):
         return d
 
     def load(x: Load) -> Scalar:
@@ -139,7 +139,7 @@ def substituted(d: Definition, bodies: dict[str, Definition]) -> Definition:
             how, source=again(how.source), target=tuple(t.substitute({}, again) for t in how.target)
         )
     lines = dict.fromkeys(d.where.splitlines())
-    for x in loads(*d.expressions()):
+    for x in d.loads:
         if x.source in bodies:
             lines |= dict.fromkeys(bodies[x.source].where.splitlines())
     return dataclasses.replace(d, body=again(d.body), how=how, where="\n".join(lines))

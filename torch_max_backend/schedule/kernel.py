@@ -48,7 +48,7 @@ class Kernel:
         return "\n".join([head, *map(str, self.stages)])
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layout:
     """Where a tensor's elements lie: sizes and strides in elements."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from torch_max_backend.loops.expr import Load, loads
+from torch_max_backend.loops.expr import Load
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Scatter, dense_strides, reads
 from torch_max_backend.schedule import cost
@@ -95,7 +95,7 @@ def _orders_beside(
     of ``d``'s dimensions in memory.
     """
     found = Counter[_Order]()
-    beside = [(fixed[x.source].address(x.index), x.dtype) for x in loads(*reader.expressions()) if x.source in fixed]
+    beside = [(fixed[x.source].address(x.index), x.dtype) for x in reader.loads if x.source in fixed]
     if reader.how is None and reader.name in fixed:
         beside.append((fixed[reader.name].address(tuple(map(Index.of, reader.variables))), reader.dtype))
     for x in read:
@@ -126,7 +126,7 @@ def _readers(program: Program) -> _Readers:
     """The definitions that read each tensor, with their loads of it."""
     found: dict[str, list[tuple[Definition, list[Load]]]] = defaultdict(list)
     for d in program.definitions():
-        for x in loads(*d.expressions()):
+        for x in d.loads:
             mine = found[x.source]
             if not mine or mine[-1][0] is not d:
                 mine.append((d, []))
@@ -163,10 +163,19 @@ def _order_in(reader: Definition, x: Load, orders: _Orders) -> _Order | None:
 def _order_of_sources(d: Definition, layouts: Mapping[str, Layout]) -> _Order | None:
     """The order of dimensions in which tensors lie that a definition reads whole: those with most bytes, if any have.
 
-    If it reads none whole, the dimension along which all that it reads has neighbours in memory is the last one.
+    If it reads none whole, the dimension along which all that it reads has neighbours in memory is the last one. A
+    definition keeps what it was told for the same layouts: most stay as they are from one pass to the next.
     """
+    known: dict[tuple[Layout, ...], _Order | None] = vars(d).setdefault("_orders_of_sources", {})
+    key = tuple(layouts[x.source] for x in d.loads)
+    if key not in known:
+        known[key] = _order_among_sources(d, layouts)
+    return known[key]
+
+
+def _order_among_sources(d: Definition, layouts: Mapping[str, Layout]) -> _Order | None:
     orders, fastest = Counter[_Order](), set()
-    for x in loads(*d.expressions()):
+    for x in d.loads:
         address = layouts[x.source].address(x.index)
         if address.variables:
             fastest.add(tuple(k for k, v in enumerate(d.variables) if v.size != 1 and distance(address, v) == 1))

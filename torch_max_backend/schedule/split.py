@@ -88,7 +88,7 @@ def split_order(order: tuple[int, ...], position: int) -> tuple[int, ...]:
 
 def reindexed(d: Definition, split: Mapping[str, list[tuple[int, Index]]]) -> Definition:
     """Loads of definitions that were split, with the quotient and the remainder for the index that was one."""
-    if not any(x.source in split for x in loads(*d.expressions())):
+    if not any(x.source in split for x in d.loads):
         return d
 
     def load(x: Load) -> Scalar:
@@ -178,7 +178,7 @@ def _along_memory(d: Definition, how: Reduction, layouts: Mapping[str, Layout]) 
     """The definition's reduction with the longest steps in memory outside, so that parts are whole pieces of memory."""
     if not all(isinstance(v.size, int) for v in how.variables):
         return how
-    places = [layouts[x.source].address(x.index) for x in loads(*d.expressions())]
+    places = [layouts[x.source].address(x.index) for x in d.loads]
     order = sorted(how.variables, key=lambda v: -max((distance(i, v) for i in places), default=0))
     return dataclasses.replace(how, variables=tuple(order))
 

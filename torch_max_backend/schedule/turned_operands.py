@@ -52,7 +52,7 @@ def _with_copies(d: Definition, layouts: Mapping[str, Layout]) -> _Made:
     if v is None:
         return copies, d, {}
     values: dict[Load, Load] = {}
-    for x in dict.fromkeys(loads(*d.expressions())):
+    for x in dict.fromkeys(d.loads):
         own = _variables_across(x, d, v, layouts)
         if not own:
             continue
@@ -121,7 +121,7 @@ def _fastest(d: Definition, layouts: Mapping[str, Layout], least: int) -> Var | 
     if not reduces:
         found = zip(d.variables, layouts[d.name].strides, strict=True)
         return next((v for v, stride in found if stride == 1 and v.size != 1), None)
-    large = [x for x in loads(*d.expressions()) if {v for v in every if v.size != 1} <= _own(x)]
+    large = [x for x in d.loads if {v for v in every if v.size != 1} <= _own(x)]
     along = {v for x in large for v in every if distance(layouts[x.source].address(x.index), v) == 1 and v.size != 1}
     return along.pop() if len(along) == 1 else None
 
