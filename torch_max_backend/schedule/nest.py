@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_max_backend.loops.expr import FromIndex, Load, Scalar, nested, rewrite, variables, walk
-from torch_max_backend.loops.index import Computed, Index, Product, Replaced, Var, least
+from torch_max_backend.loops.index import Computed, Div, Index, Mod, Product, Replaced, Var, least
 from torch_max_backend.loops.program import Definition, Reduction, Scan, Scatter, Sort
 from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
@@ -239,12 +239,15 @@ def _mergeable(loops: tuple[Var, ...], statements: Iterable[Statement], n: Nest)
 def runs_on(index: Index, a: Var, b: Var) -> bool:
     """Whether ``a`` goes on where ``b`` ends."""
     for atom, _ in index.terms:
+        if isinstance(atom, Div | Mod) and runs_on(atom.dividend, a, b) and not {a, b} & {*atom.divisor.variables}:
+            continue
         inside = () if isinstance(atom, Var | Product) else Index(0, ((atom, 1),)).atoms
         if a in inside or b in inside:
             return False
         if isinstance(atom, Computed) and {a, b} & variables(atom.value):
             return False
-    steps = index.stride(a), index.stride(b)
+    linear = Index(index.constant, tuple((atom, k) for atom, k in index.terms if not isinstance(atom, Div | Mod)))
+    steps = linear.stride(a), linear.stride(b)
     return steps[0] is not None and steps[1] is not None and steps[0] == steps[1] * b.size
 
 

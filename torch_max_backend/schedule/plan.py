@@ -21,6 +21,7 @@ from torch_max_backend.schedule.narrow_sums import narrow_sums
 from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.overlap import wait_late
 from torch_max_backend.schedule.own_rows import own_rows
+from torch_max_backend.schedule.repeated_rows import repeated_rows
 from torch_max_backend.schedule.row_tails import tails_in_vectors
 from torch_max_backend.schedule.rows_at_once import rows_at_once
 from torch_max_backend.schedule.rows_inside import rows_inside
@@ -73,6 +74,8 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
     yield split_divided_variables.__name__, program
     program = tables(program, layouts_of(program, machine), machine)
     yield tables.__name__, program
+    program = repeated_rows(program, layouts_of(program, machine), machine)
+    yield repeated_rows.__name__, program
     program = turned_operands(program, layouts_of(program, machine), machine)
     yield turned_operands.__name__, program
     program = shared_factors(program, layouts_of(program, machine), machine)

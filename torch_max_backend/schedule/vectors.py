@@ -26,6 +26,7 @@ from torch_max_backend.schedule.nest import (
     substituted,
 )
 from torch_max_backend.schedule.partition_loops import is_decidable, partition
+from torch_max_backend.schedule.repeated_rows import in_blocks
 from torch_max_backend.schedule.wide_extremes import EXTREMES
 
 LINE = 64
@@ -268,6 +269,9 @@ def _elementwise(n: Nest) -> Nest:
     (stage,) = n.stages
     if not n.outer:
         return n
+    blocks = in_blocks(n)
+    if blocks is not None:
+        return blocks
     choices = [
         (_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages, frozenset(n.outer) - {v})
     ] or [(_gain(v, stage.statements), v) for v in n.outer if _can_run_in_vectors(v, n.stages)]
