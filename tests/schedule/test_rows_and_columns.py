@@ -282,3 +282,15 @@ def test_short_rows_are_turned_before_they_are_summed(row: int, dtype: torch.dty
     text = made.written().source
     assert ("load_strided" not in text) == (row >= 4)
     check_generated([made], [check_passes(made)], tmp_path)
+
+
+@pytest.mark.parametrize(("row", "at_once"), [(2, True), (5, True), (14, True), (64, False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_rows_are_searched_many_at_a_time(row: int, at_once: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Where the extreme of a vector is takes longer than a short row."""
+    x = randn(500, row, dtype=dtype)
+    x[::3, 0], x[1::3, -1] = float("nan"), x[1::3].amax(1)
+    made = program(lambda x: (reduce.argmax(x, 1), reduce.argmin(x, 1)), x)
+    (text,) = str(schedule(made.program)).split("kernel over")[1:]
+    assert bool(re.match(r" i\d+:500 in vectors:", text)) == at_once
+    check_generated([made], [check_passes(made)], tmp_path)

@@ -39,6 +39,8 @@ BLOCK = 16
 ONE_BY_ONE, STORE, CHAINED, MISS = 0.5, 1.5, 3.0, 2.0
 """Cycles: of an operation that is in no vector; of a store, against a load's 1; of waiting for the sum before; and of a
 line that is not near."""
+FOUND = 80.0
+"""Cycles of finding where the extreme of a vector's lanes is, behind a loop in vectors along what is searched."""
 PREFIX = 0.5
 """Cycles that an element of a scan takes in vectors along it, whose lanes are combined with each other."""
 SHORTER = 8
@@ -199,6 +201,8 @@ def _time(v: Var | None, stage: StageNest, fixed: frozenset[Var] | None = None) 
         total += CHAINED
     if v is None:
         return total
+    if v in stage.reduced:
+        total += sum(FOUND for s in stage.statements if s.place is not None) / cost.count(stage.reduced)
     if v in stage.inner:
         total += sum(PREFIX for s in stage.statements if isinstance(s.how, Scan))
     if fixed is None or not is_decidable(stage.statements, v, fixed):
