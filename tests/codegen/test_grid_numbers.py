@@ -13,6 +13,7 @@ from tests.support.grid_programs import check_emulated
 from torch_max_backend.loops.expr import cast, op
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.loops.rules import reduce, scatter, views
+from torch_max_backend.loops.rules.registry import rules
 from torch_max_backend.loops.tensor import Tensor, pointwise
 from torch_max_backend.schedule import grid_limits
 from torch_max_backend.schedule.grid_nest import GridNest
@@ -82,4 +83,24 @@ def test_reads_under_conditions_are_under_way_together() -> None:
     text = made.written().source
     loads, adds = ([m.start() for m in re.finditer(p, text)] for p in (r"= load\[1\]\(p0", r"= add\(a"))
     assert sum(at < adds[0] for at in loads) >= 4
+    check_emulated(made)
+
+
+@pytest.mark.parametrize(("mode", "sizes", "taps"), [
+    ("upsample_bilinear2d", (20, 25), 24), ("upsample_bilinear2d", (20, 32), 12), ("upsample_nearest2d", (20, 25), 4),
+    ("upsample_nearest2d", (20, 32), 4),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_lanes_that_read_one_element_read_it_once(
+    mode: str, sizes: tuple[int, int], taps: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each lane reads is known from the number of the vector, and so are weights, but for those of rows."""
+    monkeypatch.setattr(grid_limits, "BUSY", 8)
+    rule = rules()[getattr(torch.ops.aten, mode).default]
+    options = (False,) if mode == "upsample_bilinear2d" else ()
+    x = torch.randint(-9, 9, (3, 8, *sizes)).to(dtype)
+    made = for_gpu(lambda x: (rule(x, [2 * n for n in sizes], *options),), x)
+    text = made.written().source
+    assert text.count("load") <= taps
+    assert "floor_div(" not in text and "remainder(" not in text
     check_emulated(made)

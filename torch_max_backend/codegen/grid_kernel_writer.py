@@ -18,9 +18,10 @@ from torch_max_backend.codegen.kernel_writer import UNROLLED
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import NARROW
 from torch_max_backend.loops.expr import SHORT, FromIndex, Guarded, Load, Op, Scalar, variables, walk
-from torch_max_backend.loops.index import Atom, Div, Index, Least, Mod, Var
+from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Var
 from torch_max_backend.loops.intervals import interval
 from torch_max_backend.loops.program import Scan, Scatter
+from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.grid_limits import AHEAD, BUSY, BYTES, WARP
 from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, is_same_within, runs_within
@@ -215,7 +216,41 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
     def _load(self, x: Load) -> Value:
         if self._is_interleaved(x.index[0]):
             return self._load_interleaved(x)
-        return self._by_lane(x) if self.lanes > 1 and self._step(x.index[0]) not in (0, 1) else super()._load(x)
+        if self.lanes == 1 or self._step(x.index[0]) in (0, 1):
+            return super()._load(x)
+        apart = self._index_by_lane(x.index[0])
+        return self._by_lane(x) if apart is None else self._loads_by_lane(x, apart)
+
+    def _index_by_lane(self, index: Index) -> list[Index] | None:
+        """An index in each lane of a vector that begins at a multiple of its lanes, as one of the vector's number.
+
+        Of ``(i + 1) // 2`` lanes 0 to 3 are ``2*q``, ``2*q + 1``, ``2*q + 1``, ``2*q + 2``: little is left to compute,
+        and lanes that read one element read it once. ``None`` where that is not known.
+        """
+        v, lanes = self.vector, self.lanes
+        if v is None or self.nest.flat or any(isinstance(atom, Computed) for atom in index.atoms):
+            return None
+        number = sized(f"{v.name} of {lanes}", (Index.of(v.size) + (lanes - 1)) // lanes)
+        key = FromIndex(Index.of(number), torch.int64)
+        known = self._known(key)
+        if known is None:
+            known = self.scopes[-1][key] = self._new("q", self._index(Index.of(v) // lanes), 1)
+        self.place[number] = known[0]
+        return [index.substitute({v: Index.of(number) * lanes + k}) for k in range(lanes)]
+
+    def _loads_by_lane(self, x: Load, places: Sequence[Index]) -> Value:
+        """Elements that are no neighbours, as a vector."""
+        v, lanes = self.vector, self.lanes
+        self.vector, self.lanes = None, 1
+        texts = [self._scalar(Load(x.source, (place,), x.dtype))[0] for place in places]
+        self.vector, self.lanes = v, lanes
+        return self._joined(texts, SHORT[x.dtype]), lanes
+
+    def _from_index(self, index: Index, dtype: str = "i64") -> Value:
+        apart = self._index_by_lane(index) if self.lanes > 1 and self._step(index) is None else None
+        if apart is None:
+            return super()._from_index(index, dtype)
+        return self._joined([f"from_int[{dtype}, 1]({self._index(place)})" for place in apart], dtype), self.lanes
 
     def _guarded(self, x: Guarded) -> Value:
         kept = (self.registers[y.source][1] for y in walk(x.condition) if isinstance(y, Load) and not y.index)

@@ -104,7 +104,7 @@ def _runs_on(addresses: list[Index], around: Var, v: Var) -> bool:
 
 def _joined(n: Nest, around: Var, v: Var) -> Nest:
     """A nest with two loops as one, the last."""
-    one = Var(f"{v.name}j", int(around.size) * int(v.size))  # type: ignore[arg-type]
+    one = Var(f"{v.name}j", int(around.size) * int(v.size))
     values = {around: Index.of(one) // v.size, v: Index.of(one) % v.size}
     (stage,) = n.stages
     stage = dataclasses.replace(stage, statements=substituted(stage.statements, values))
