@@ -211,3 +211,23 @@ def test_short_pieces_of_a_reduction_are_one_loop(shape: tuple[int, ...]) -> Non
     assert all(len(stage.reduced) <= 1 for n in found for stage in n.stages)
     assert re.search(rf"= load\[1\]\(p0, .*div32\(\w+, {shape[2]}\)", made.written().source)
     check_emulated(made)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "threads", "held"), [(4887, 6864, 256, 4), (9, 20000, 1024, 3), (9, 12008, 1024, 2)]
+)
+def test_a_sum_of_few_vectors_a_thread_reads_them_without_a_loop(
+    rows: int, columns: int, threads: int, held: int
+) -> None:
+    """Those of the last round, which not all threads have, are under way with the others."""
+
+    def squares(x: Tensor) -> tuple[Tensor, ...]:
+        wide = pointwise(lambda a: cast(a, torch.float32), x)
+        return (reduce.over("sum", pointwise(lambda a: a * a, wide), [-1]),)
+
+    made = for_gpu(squares, numbers(rows, columns, dtype=torch.bfloat16))
+    (nest,) = nests(made)
+    assert (nest.threads, nest.held, nest.lanes) == (threads, held, 8)
+    assert "while" not in made.written().source
+    if rows < 64:
+        check_emulated(made)

@@ -175,6 +175,13 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         while 1 < threads <= gpu.WARP and threads * gpu.EACH // 2 > inner and threads * outer >= gpu.BUSY * 2:
             threads //= 2
     rows = _rows(threads, outer) if inner < gpu.LONG_ROW else max(1, gpu.FEW_WARPS * gpu.WARP // threads)
+    if alone is not None and not are_places and lanes > 2 and alone % lanes == 0:
+        held = -(-alone // (lanes * threads))
+        if 1 < held <= gpu.REGISTERS // lanes and alone % (
+            lanes * threads
+        ):  # a loop would wait for the last ones apart
+            held_stages = _over_one_loop(stages, alone, lanes)
+            return GridNest(n.outer, held_stages, rows=rows, threads=threads, lanes=lanes, held=held)
     return GridNest(n.outer, tuple(chosen), rows=rows, threads=threads, lanes=lanes)
 
 
