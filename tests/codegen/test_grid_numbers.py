@@ -104,3 +104,25 @@ def test_lanes_that_read_one_element_read_it_once(
     assert text.count("load") <= taps
     assert "floor_div(" not in text and "remainder(" not in text
     check_emulated(made)
+
+
+@pytest.mark.parametrize(("mode", "outputs"), [
+    ("upsample_bicubic2d", (17, 23)), ("upsample_bilinear2d", (17, 23)), ("upsample_bicubic2d", (40, 50)),
+])  # fmt: skip
+def test_places_in_a_resized_image_are_of_32_bits(mode: str, outputs: tuple[int, int]) -> None:
+    """Also those that a float gives, which is known to be between some numbers."""
+    rule = rules()[getattr(torch.ops.aten, mode).default]
+    x = torch.randn(3, 8, 20, 25)
+    made = for_gpu(lambda x: (rule(x, outputs, False),), x, smooth=True)
+    text = made.written().source
+    assert ("imax32(" if "cubic" in mode else "imin32(") in text and "imin(" not in text
+    check_emulated(made)
+
+
+def test_a_thread_that_reads_much_has_few_elements() -> None:
+    """Reads of all of them are under way together, and each is in a register."""
+    rule = rules()[torch.ops.aten.upsample_bicubic2d.default]
+    x = torch.empty(4096, 8, 32, 32, dtype=torch.bfloat16)
+    made = for_gpu(lambda x: (rule(x, [17, 23], False),), x)
+    (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
+    assert nest.lanes == nest.each == 1

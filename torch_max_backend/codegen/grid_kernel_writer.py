@@ -47,6 +47,21 @@ def _is_small(x: Scalar) -> bool:
     return all(abs(end) < 1 << 30 for end in interval(x))
 
 
+def _ends(index: Index) -> tuple[float, float]:
+    """The least and the greatest value of an index, also by what is computed from other numbers than indices."""
+    low = high = float(index.constant)
+    for atom, k in index.terms:
+        a, b = Index.of(atom).bounds
+        if isinstance(atom, Computed):
+            c, d = interval(atom.value)
+            a, b = max(a, c), min(b, d)
+        elif isinstance(atom, Least):
+            (a, b), (c, d) = _ends(atom.left), _ends(atom.right)
+            a, b = min(a, c), min(b, d)
+        low, high = low + k * (a if k > 0 else b), high + k * (b if k > 0 else a)
+    return low, high
+
+
 class GridKernelWriter(HeldRowWriter, InterleavedWriter):
     """Writes the kernel of a :class:`GridNest`.
 
@@ -201,12 +216,18 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
             return f"{name}({self._index(atom.dividend)}, {self._index(atom.divisor)})"
         return super()._division(atom)
 
-    def _atom(self, atom: Atom) -> str:
-        if isinstance(atom, Least) and not Index.of(atom).is_fixed:
-            ends = (*atom.left.bounds, *atom.right.bounds)
-            if all(abs(end) < NARROW // 2 for end in ends):
-                return f"imin32({self._index(atom.left)}, {self._index(atom.right)})"
-        return super()._atom(atom)
+    def _term(self, atom: Atom, k: int) -> str:
+        """The lesser of two numbers, or the greater where the factor is negative, in 32 bits if these are enough."""
+        if not isinstance(atom, Least) or Index.of(atom).is_fixed:
+            return super()._term(atom, k)
+        sides = (atom.left, atom.right) if k > 0 else (-atom.left, -atom.right)
+        ends = [_ends(side) for side in sides]
+        if any(abs(end) >= NARROW // 2 for pair in ends for end in pair):
+            return super()._term(atom, k)
+        lows = [low for low, _ in ends]
+        text = f"{'imin32' if k > 0 else 'imax32'}({', '.join(map(self._index, sides))})"
+        text = f"small({text})" if (min(lows) if k > 0 else max(lows)) >= 0 else text
+        return text if abs(k) == 1 else f"{abs(k)} * {text}"
 
     # -- lanes -----------------------------------------------------------------------------------------------
     def _scalar(self, x: Scalar) -> Value:
@@ -374,18 +395,21 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
 
     def _reduced_loop(self, r: Reduction, k: int, name: str, end: str) -> None:
         v, *inner = r.stage.reduced[k:]
-        within = [] if r.along in (v, *inner) else self._unrolled(inner)
-        if not (within and self._ahead(r.stage, v, name, end, 1, within, r.narrow)):
+        within = [] if r.along == v else self._unrolled(inner, r.along)
+        along, accumulators = (r.along, r.wide[0]) if r.along in inner else (None, r.narrow)
+        if not (within and self._ahead(r.stage, v, name, end, 1, within, accumulators, along)):
             super()._reduced_loop(r, k, name, end)
 
-    def _unrolled(self, loops: Sequence[Var]) -> list[dict[Var, str]]:
-        """Where each of a thread's iterations of some loops is, if there are few and as many for every thread."""
+    def _unrolled(self, loops: Sequence[Var], along: Var | None) -> list[dict[Var, str]]:
+        """Where each of a thread's iterations of some loops is, if there are few and as many for every thread. Those
+        of one loop may be vectors."""
         found: list[dict[Var, str]] = [{}]
         for v in loops:
-            stride = self._stride(v, 1)
+            lanes = self._lanes_of(v) if v == along else 1
+            stride = self._stride(v, lanes)
             if not isinstance(v.size, int) or v.size % stride or v.size // stride * len(found) > AHEAD:
                 return []
-            places = [f"{self._begin(v, 1)} + {t * stride}" for t in range(v.size // stride)]
+            places = [f"{self._begin(v, lanes)} + {t * stride}" for t in range(v.size // stride)]
             found = [{**known, v: place} for known in found for place in places]
         return found
 
@@ -398,21 +422,25 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         lanes: int,
         within: list[dict[Var, str]],
         accumulators: Accumulators,
+        along: Var | None = None,
     ) -> bool:
         """Some iterations of a loop over ``v`` at a time, each with all of those ``within``, while there are so many.
 
-        What they read is read first: a thread waits once for all of it. True if no iterations are left.
+        What they read is read first: a thread waits once for all of it. Those within may be vectors ``along`` a loop.
+        True if no iterations are left.
         """
         loads, stride = self._reads(stage), self._stride(v, lanes)
+        along = v if lanes > 1 else along
         copies = self._copies(stage, loads) // len(within)
         steps = v.size // stride if isinstance(v.size, int) and v.size % stride == 0 else 0
-        copies = next((c for c in range(copies, copies // 2, -1) if steps % c == 0), copies) if steps else copies
-        most = Index.of(v.size).bounds[1]
-        copies = min(copies, int(most // stride)) if most < math.inf else copies  # a short loop has no more
+        most = steps if steps <= copies * 3 // 2 else copies  # rather than to wait once more
+        copies = next((c for c in range(most, copies // 2, -1) if steps % c == 0), copies) if steps else copies
+        longest = Index.of(v.size).bounds[1]
+        copies = min(copies, int(longest // stride)) if longest < math.inf else copies  # a short loop has no more
         if not loads or copies * len(within) < 2:
             return False
         with self._block(f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"):
-            with self._along(v) if lanes > 1 else nullcontext():
+            with self._along(along) if along is not None else nullcontext():
                 places = self._places(v, [f"{name} + {stride * t}" for t in range(copies)], within)
                 self._read_first(places, loads, lambda: self._body(stage, accumulators))
             self._line(f"{name} += {stride * copies}")
@@ -503,11 +531,7 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         if self.nest.threads == 1:
             self._store(s, value, lanes)
             return
-        if (
-            not self.shares
-            and self.nest.each == 1
-            and any(isinstance(x, Load) and x.index for x in walk(*s.expressions))
-        ):
+        if not self.shares and self.nest.each == 1 and self._has_read(s):
             self._synchronize()  # another thread may have to read first what is written here
         with self._block(f"if {self.row} < total:"):
             if self.counted:
@@ -519,6 +543,12 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
                 return
             with self._block("if mine == 0:"):
                 self._store(s, value, lanes)
+
+    def _has_read(self, s: Statement) -> bool:
+        """Whether memory has been read for a statement, or for those before it in its stage."""
+        statements = () if self.stage is None else self.stage.statements
+        before = statements[: statements.index(s)] if s in statements else ()
+        return any(isinstance(x, Load) and x.index for t in (*before, s) for x in walk(*t.expressions))
 
     def _store(self, s: Statement, value: str, lanes: int) -> None:
         """Write a result, lane by lane where lanes are no neighbours in memory."""

@@ -54,7 +54,10 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
     scattered = len(n.stages) == 1 and not n.stages[0].inner and isinstance(n.stages[0].statements[0].how, Scatter)
     if (plain or scattered) and (lanes == 1 or is_whole(fast, lanes)):
         written = sum(s.dtype.itemsize for s in n.stages[0].statements if s.address is not None) * lanes
-        each = times(outer // lanes, min(gpu.TIMES, max(1, gpu.BYTES // max(1, written))))
+        stores = {s.address for s in n.stages[0].statements}
+        reads = len({i for i, _ in accesses(n.stages[0])} - stores)
+        most = min(gpu.TIMES, gpu.BYTES // max(1, written), 2 * gpu.AHEAD // max(1, reads))
+        each = times(outer // lanes, max(1, most))
     return GridNest(n.outer, n.stages, fast if lanes > 1 else None, rows=rows, lanes=lanes, each=each)
 
 
