@@ -32,6 +32,8 @@ _TOUCHES = re.compile(r"\b(load|store|atomic)\w*[\[(]|_index\(")
 """Text that touches memory that is not a block's own."""
 _FOLDS = re.compile(r"var \w+ = block_\w+\(")
 """What all threads of a block compute together, with a barrier."""
+READ_APART = 64
+"""Elements of vectors in two rows that a thread reads before it computes anything, at most."""
 _ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
 
 
@@ -81,6 +83,8 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         """Operations that need not be exact."""
         self.lane: int | None = None
         """The lane of vectors at work, where lanes are computed one after the other."""
+        self.number = ("", "")
+        """Where the last outer loop is and the number of the outer index then, in a nest of vectors beyond rows."""
         self.row = "row"
         """The outer index at work, where those behind the last one compute it once more."""
 
@@ -190,14 +194,46 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         self._line(f"var first: Int = {number}")
         with self._block("if first < total:"):
             self._at_number("first", sizes)
+            self.number = self.place[v], "first"
             with self._block(f"if {self.place[v]} + {nest.lanes} <= {sizes[-1]}:"), self._along(v):
                 self._stages()
             with self._block("else:"):
-                at, _ = self._new("k", "first", 1)
-                with self._block(f"while {at} < imin(first + {nest.lanes}, total):"):
-                    self._at_number(at, sizes)
-                    self._stages()
-                    self._line(f"{at} += 1")
+                self._one_by_one(sizes)
+
+    def _one_by_one(self, sizes: Sequence[str]) -> None:
+        """The elements of a vector that is in two rows. A warp that has one waits for its reads once, if few."""
+        nest, (stage,), v = self.nest, self.nest.stages, self.nest.outer[-1]
+        reads = self._reads(stage, nest.outer)
+        if len(reads) * nest.lanes > READ_APART:
+            at, _ = self._new("k", "first", 1)
+            with self._block(f"while {at} < imin(first + {nest.lanes}, total):"):
+                self._at_number(at, sizes)
+                self.number = self.place[v], at
+                self._stages()
+                self._line(f"{at} += 1")
+            return
+        taken: list[tuple[str, dict[Var, str], dict[Scalar, Value]]] = []
+        for k in range(nest.lanes):
+            at, _ = self._new("k", f"imin(first + {k}, total - 1)" if k else "first", 1)
+            self._at_number(at, sizes)
+            taken.append((at, {w: self.place[w] for w in nest.outer}, {}))
+            self.number = self.place[v], at
+            with self._at(*taken[-1][1:]):
+                for x in reads:
+                    self._scalar(x)
+        for k, (at, place, scope) in enumerate(taken):
+            self.number = place[v], at
+            with self._block(f"if first + {k} < total:"), self._at(place, scope):
+                self._stages()
+
+    def _index(self, index: Index) -> str:
+        """That of an element in the order of outer indices is the number of the outer index, where that is at hand."""
+        at, number = self.number
+        if at and self.place.get(self.nest.outer[-1]) == at:
+            apart = index - self.nest.place
+            if apart.is_constant:
+                return f"{number} + {apart.constant}" if apart.constant else number
+        return super()._index(index)
 
     def _at_number(self, number: str, sizes: Sequence[str]) -> None:
         """At the outer index of a number."""
