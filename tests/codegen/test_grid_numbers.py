@@ -10,9 +10,11 @@ import torch
 from tests.codegen.test_emulated_kernels import for_gpu
 from tests.codegen.test_grid_programs import nests, texts
 from tests.support.grid_programs import check_emulated
+from torch_max_backend.codegen import grid_kernel_writer
 from torch_max_backend.loops.expr import cast, op
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.loops.rules import reduce, scatter, views
+from torch_max_backend.loops.rules.registry import rules
 from torch_max_backend.loops.tensor import Tensor, pointwise
 from torch_max_backend.schedule import grid_limits
 from torch_max_backend.schedule.grid_nest import GridNest
@@ -82,4 +84,68 @@ def test_reads_under_conditions_are_under_way_together() -> None:
     text = made.written().source
     loads, adds = ([m.start() for m in re.finditer(p, text)] for p in (r"= load\[1\]\(p0", r"= add\(a"))
     assert sum(at < adds[0] for at in loads) >= 4
+    check_emulated(made)
+
+
+@pytest.mark.parametrize(("mode", "sizes", "taps"), [
+    ("upsample_bilinear2d", (20, 25), 24), ("upsample_bilinear2d", (20, 32), 12), ("upsample_nearest2d", (20, 25), 4),
+    ("upsample_nearest2d", (20, 32), 4),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_lanes_that_read_one_element_read_it_once(
+    mode: str, sizes: tuple[int, int], taps: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each lane reads is known from the number of the vector, and so are weights, but for those of rows."""
+    monkeypatch.setattr(grid_limits, "BUSY", 8)
+    rule = rules()[getattr(torch.ops.aten, mode).default]
+    options = (False,) if mode == "upsample_bilinear2d" else ()
+    x = torch.randint(-9, 9, (3, 8, *sizes)).to(dtype)
+    made = for_gpu(lambda x: (rule(x, [2 * n for n in sizes], *options),), x)
+    text = made.written().source
+    assert text.count("load") <= taps
+    assert "floor_div(" not in text and "remainder(" not in text
+    check_emulated(made)
+
+
+@pytest.mark.parametrize(("mode", "outputs"), [
+    ("upsample_bicubic2d", (17, 23)), ("upsample_bilinear2d", (17, 23)), ("upsample_bicubic2d", (40, 50)),
+])  # fmt: skip
+def test_places_in_a_resized_image_are_of_32_bits(mode: str, outputs: tuple[int, int]) -> None:
+    """Also those that a float gives, which is known to be between some numbers."""
+    rule = rules()[getattr(torch.ops.aten, mode).default]
+    x = torch.randn(3, 8, 20, 25)
+    made = for_gpu(lambda x: (rule(x, outputs, False),), x, smooth=True)
+    text = made.written().source
+    assert ("imax32(" if "cubic" in mode else "imin32(") in text and "imin(" not in text
+    check_emulated(made)
+
+
+def test_a_thread_that_reads_much_has_few_elements() -> None:
+    """Reads of all of them are under way together, and each is in a register."""
+    rule = rules()[torch.ops.aten.upsample_bicubic2d.default]
+    x = torch.empty(4096, 8, 32, 32, dtype=torch.bfloat16)
+    made = for_gpu(lambda x: (rule(x, [17, 23], False),), x)
+    (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
+    assert nest.lanes == nest.each == 1
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_elements_of_a_vector_in_two_rows_are_read_together(
+    dtype: torch.dtype, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they are few, also behind the last one; what lies in the order of stores is at the element's number."""
+    monkeypatch.setattr(grid_limits, "BUSY", 8)
+    monkeypatch.setattr(grid_kernel_writer, "READ_APART", 64 if few else 0)
+
+    def padded(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (pointwise(lambda a, b: a + b, rules()[torch.ops.aten.reflection_pad2d.default](x, [2, 1, 1, 1]), y),)
+
+    given = [torch.randint(-9, 9, shape).to(dtype) for shape in ((3, 5, 300), (3, 7, 303))]
+    made = for_gpu(padded, *given)
+    (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
+    text = made.written().source
+    assert nest.flat and nest.lanes > 1
+    assert ("while" not in text) == few
+    assert re.search(r"load_aligned\[\d\]\(p\d, first\)", text)
     check_emulated(made)

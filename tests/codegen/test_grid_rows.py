@@ -190,7 +190,7 @@ def test_parts_have_as_many_elements_for_each_thread() -> None:
     first, *_ = nests(made)
     (loop,) = first.stages[0].reduced
     assert "min(128, " in str(loop.size)
-    assert "+ 65 <= imin32(128, " in made.written().source  # both of a thread are read before it waits
+    assert "+ 65 <= small(imin32(128, " in made.written().source  # both of a thread are read before it waits
 
 
 def test_a_sum_of_everything_runs_on_over_all_dimensions() -> None:
@@ -210,4 +210,40 @@ def test_short_pieces_of_a_reduction_are_one_loop(shape: tuple[int, ...]) -> Non
     found = nests(made)
     assert all(len(stage.reduced) <= 1 for n in found for stage in n.stages)
     assert re.search(rf"= load\[1\]\(p0, .*div32\(\w+, {shape[2]}\)", made.written().source)
+    check_emulated(made)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "threads", "held"), [(4887, 6864, 256, 4), (9, 20000, 1024, 3), (9, 12008, 1024, 2)]
+)
+def test_a_sum_of_few_vectors_a_thread_reads_them_without_a_loop(
+    rows: int, columns: int, threads: int, held: int
+) -> None:
+    """Those of the last round, which not all threads have, are under way with the others."""
+
+    def squares(x: Tensor) -> tuple[Tensor, ...]:
+        wide = pointwise(lambda a: cast(a, torch.float32), x)
+        return (reduce.over("sum", pointwise(lambda a: a * a, wide), [-1]),)
+
+    made = for_gpu(squares, numbers(rows, columns, dtype=torch.bfloat16))
+    (nest,) = nests(made)
+    assert (nest.threads, nest.held, nest.lanes) == (threads, held, 8)
+    assert "while" not in made.written().source
+    if rows < 64:
+        check_emulated(made)
+
+
+@pytest.mark.parametrize(("rows", "columns", "together"), [(12, 4096, 6), (21, 2048, 4), (40, 1024, 5)])
+def test_vectors_of_several_pieces_are_read_together(rows: int, columns: int, together: int) -> None:
+    """A piece of memory is one vector of each thread: it waits for those of several pieces at once."""
+
+    def sums(x: Tensor) -> tuple[Tensor, ...]:
+        wide = pointwise(lambda a: cast(a, torch.float32), views.slice_(x, 2, 0, columns))
+        return (reduce.over("sum", wide, [1, 2]),)
+
+    made = for_gpu(sums, numbers(3, rows, columns + 8, dtype=torch.float16))
+    (nest,) = nests(made)
+    text = made.written().source
+    assert nest.lanes == 8
+    assert re.search(r"(var k\d+ = [^\n]+\s+)*".join([r"var x\d+ = load_aligned\[8\][^\n]+\s+"] * together), text)
     check_emulated(made)

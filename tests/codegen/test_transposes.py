@@ -9,6 +9,7 @@ import torch
 
 from tests.codegen.test_emulated_kernels import for_gpu
 from tests.support.grid_programs import check_emulated
+from torch_max_backend.loops.expr import cast
 from torch_max_backend.loops.index import Var
 from torch_max_backend.loops.rules import views
 from torch_max_backend.loops.tensor import Tensor, pointwise
@@ -89,8 +90,45 @@ def test_results(function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.
     assert tiles >= len(SIDES) // 2
 
 
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool], ids=str)
+@pytest.mark.parametrize("shape", [(8, 4, 301), (6, 5, 130), (301, 4, 8), (3, 40, 6, 50)], ids=str)
+def test_short_sides_go_on_in_the_loop_around_them(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """A tile writes and reads whole lines of memory, not 16 bytes of each, where loops in between are beside them."""
+
+    longest = shape.index(max(shape))
+
+    def reversed_(x: Tensor) -> tuple[Tensor, ...]:
+        return (views.permute(views.slice_(x, longest, 1), list(range(len(shape)))[::-1]),)
+
+    made = for_gpu(reversed_, numbers(dtype, *(size + (k == longest) for k, size in enumerate(shape))))
+    (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
+    assert nest.tile is not None and min(nest.tile.sides) >= 30
+    check_emulated(made)
+
+
+@pytest.mark.usefixtures("as_if_large")
+@pytest.mark.parametrize("sides", [(128, 64), (100, 72)], ids=str)
+def test_what_is_read_beside_a_tile_is_read_before_its_stores(sides: tuple[int, int]) -> None:
+    """A norm's factors of rows and columns: a read behind a store would wait for it."""
+
+    def scaled(x: Tensor, *factors: Tensor) -> tuple[Tensor, ...]:
+        y = turned(x)
+        for factor in factors:
+            y = pointwise(lambda a, b: cast(cast(a, torch.float32) * cast(b, torch.float32), torch.bfloat16), y, factor)
+        return (y,)
+
+    a, b = sides
+    given = [numbers(torch.bfloat16, 2, a, b), numbers(torch.float32, 2, b, 1), numbers(torch.bfloat16, a)]
+    made = for_gpu(scaled, *given)
+    text = made.written().source
+    assert "block_barrier()" in text
+    assert " load" not in text[text.index(" store") :]
+    check_emulated(made)
+
+
 @pytest.mark.parametrize(("width", "lanes"), [(2, 1), (2, 2), (4, 1)])
-@pytest.mark.parametrize("sides", [(64, 64), (32, 64), (46, 36), (16, 256), (8, 512), (100, 20)])
+@pytest.mark.parametrize("sides", [(64, 64), (32, 128), (32, 64), (46, 36), (16, 256), (8, 512), (100, 20)])
 def test_neighbours_meet_few_banks(sides: tuple[int, int], width: int, lanes: int) -> None:
     """A warp stores and reads whole banks, each for two threads at most."""
     tile = Tile(Var("i", 4096), Var("j", 4096), sides, (lanes, lanes))

@@ -409,10 +409,15 @@ class Threads:
         return self.grid.thread
 
     def _imin32(self, a: Any, b: Any) -> torch.Tensor:
+        return torch.minimum(*self.of_32_bits(a, b))
+
+    def _imax32(self, a: Any, b: Any) -> torch.Tensor:
+        return torch.maximum(*self.of_32_bits(a, b))
+
+    def of_32_bits(self, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
         a, b = self.grid.number(a), self.grid.number(b)
-        most = torch.maximum(a.abs(), b.abs())
-        self.grid.check(most < 1 << 31, "no numbers of 32 bits")
-        return torch.minimum(a, b)
+        self.grid.check(torch.maximum(a.abs(), b.abs()) < 1 << 31, "no numbers of 32 bits")
+        return a, b
 
     def _imin(self, a: Any, b: Any) -> torch.Tensor:
         return torch.minimum(self.grid.number(a), self.grid.number(b))

@@ -248,11 +248,15 @@ class ExpressionWriter:
         """The text of an index, in the first lane."""
         parts = []
         for atom, k in index.terms:
-            text = self._atom(atom)
-            parts.append(text if k == 1 else f"{k} * {text}")
+            parts.append(self._term(atom, k))
         if index.constant or not parts:
             parts.append(str(index.constant))
         return " + ".join(parts)
+
+    def _term(self, atom: Atom, k: int) -> str:
+        """The text of a term of an index, an atom ``k`` times."""
+        text = self._atom(atom)
+        return text if k == 1 else f"{k} * {text}"
 
     def _atom(self, atom: Atom) -> str:
         if isinstance(atom, Var):

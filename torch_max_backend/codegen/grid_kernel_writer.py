@@ -18,9 +18,10 @@ from torch_max_backend.codegen.kernel_writer import UNROLLED
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import NARROW
 from torch_max_backend.loops.expr import SHORT, FromIndex, Guarded, Load, Op, Scalar, variables, walk
-from torch_max_backend.loops.index import Atom, Div, Index, Least, Mod, Var
+from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Var
 from torch_max_backend.loops.intervals import interval
 from torch_max_backend.loops.program import Scan, Scatter
+from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.grid_limits import AHEAD, BUSY, BYTES, WARP
 from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, is_same_within, runs_within
@@ -31,6 +32,8 @@ _TOUCHES = re.compile(r"\b(load|store|atomic)\w*[\[(]|_index\(")
 """Text that touches memory that is not a block's own."""
 _FOLDS = re.compile(r"var \w+ = block_\w+\(")
 """What all threads of a block compute together, with a barrier."""
+READ_APART = 64
+"""Elements of vectors in two rows that a thread reads before it computes anything, at most."""
 _ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
 
 
@@ -44,6 +47,21 @@ def _widens(s: Statement) -> bool:
 def _is_small(x: Scalar) -> bool:
     """Whether a number fits in 32 bits, whatever operations before it round to."""
     return all(abs(end) < 1 << 30 for end in interval(x))
+
+
+def _ends(index: Index) -> tuple[float, float]:
+    """The least and the greatest value of an index, also by what is computed from other numbers than indices."""
+    low = high = float(index.constant)
+    for atom, k in index.terms:
+        a, b = Index.of(atom).bounds
+        if isinstance(atom, Computed):
+            c, d = interval(atom.value)
+            a, b = max(a, c), min(b, d)
+        elif isinstance(atom, Least):
+            (a, b), (c, d) = _ends(atom.left), _ends(atom.right)
+            a, b = min(a, c), min(b, d)
+        low, high = low + k * (a if k > 0 else b), high + k * (b if k > 0 else a)
+    return low, high
 
 
 class GridKernelWriter(HeldRowWriter, InterleavedWriter):
@@ -65,6 +83,8 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         """Operations that need not be exact."""
         self.lane: int | None = None
         """The lane of vectors at work, where lanes are computed one after the other."""
+        self.number = ("", "")
+        """Where the last outer loop is and the number of the outer index then, in a nest of vectors beyond rows."""
         self.row = "row"
         """The outer index at work, where those behind the last one compute it once more."""
 
@@ -174,14 +194,46 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         self._line(f"var first: Int = {number}")
         with self._block("if first < total:"):
             self._at_number("first", sizes)
+            self.number = self.place[v], "first"
             with self._block(f"if {self.place[v]} + {nest.lanes} <= {sizes[-1]}:"), self._along(v):
                 self._stages()
             with self._block("else:"):
-                at, _ = self._new("k", "first", 1)
-                with self._block(f"while {at} < imin(first + {nest.lanes}, total):"):
-                    self._at_number(at, sizes)
-                    self._stages()
-                    self._line(f"{at} += 1")
+                self._one_by_one(sizes)
+
+    def _one_by_one(self, sizes: Sequence[str]) -> None:
+        """The elements of a vector that is in two rows. A warp that has one waits for its reads once, if few."""
+        nest, (stage,), v = self.nest, self.nest.stages, self.nest.outer[-1]
+        reads = self._reads(stage, nest.outer)
+        if len(reads) * nest.lanes > READ_APART:
+            at, _ = self._new("k", "first", 1)
+            with self._block(f"while {at} < imin(first + {nest.lanes}, total):"):
+                self._at_number(at, sizes)
+                self.number = self.place[v], at
+                self._stages()
+                self._line(f"{at} += 1")
+            return
+        taken: list[tuple[str, dict[Var, str], dict[Scalar, Value]]] = []
+        for k in range(nest.lanes):
+            at, _ = self._new("k", f"imin(first + {k}, total - 1)" if k else "first", 1)
+            self._at_number(at, sizes)
+            taken.append((at, {w: self.place[w] for w in nest.outer}, {}))
+            self.number = self.place[v], at
+            with self._at(*taken[-1][1:]):
+                for x in reads:
+                    self._scalar(x)
+        for k, (at, place, scope) in enumerate(taken):
+            self.number = place[v], at
+            with self._block(f"if first + {k} < total:"), self._at(place, scope):
+                self._stages()
+
+    def _index(self, index: Index) -> str:
+        """That of an element in the order of outer indices is the number of the outer index, where that is at hand."""
+        at, number = self.number
+        if at and self.place.get(self.nest.outer[-1]) == at:
+            apart = index - self.nest.place
+            if apart.is_constant:
+                return f"{number} + {apart.constant}" if apart.constant else number
+        return super()._index(index)
 
     def _at_number(self, number: str, sizes: Sequence[str]) -> None:
         """At the outer index of a number."""
@@ -200,12 +252,18 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
             return f"{name}({self._index(atom.dividend)}, {self._index(atom.divisor)})"
         return super()._division(atom)
 
-    def _atom(self, atom: Atom) -> str:
-        if isinstance(atom, Least) and not Index.of(atom).is_fixed:
-            ends = (*atom.left.bounds, *atom.right.bounds)
-            if all(abs(end) < NARROW // 2 for end in ends):
-                return f"imin32({self._index(atom.left)}, {self._index(atom.right)})"
-        return super()._atom(atom)
+    def _term(self, atom: Atom, k: int) -> str:
+        """The lesser of two numbers, or the greater where the factor is negative, in 32 bits if these are enough."""
+        if not isinstance(atom, Least) or Index.of(atom).is_fixed:
+            return super()._term(atom, k)
+        sides = (atom.left, atom.right) if k > 0 else (-atom.left, -atom.right)
+        ends = [_ends(side) for side in sides]
+        if any(abs(end) >= NARROW // 2 for pair in ends for end in pair):
+            return super()._term(atom, k)
+        lows = [low for low, _ in ends]
+        text = f"{'imin32' if k > 0 else 'imax32'}({', '.join(map(self._index, sides))})"
+        text = f"small({text})" if (min(lows) if k > 0 else max(lows)) >= 0 else text
+        return text if abs(k) == 1 else f"{abs(k)} * {text}"
 
     # -- lanes -----------------------------------------------------------------------------------------------
     def _scalar(self, x: Scalar) -> Value:
@@ -215,7 +273,41 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
     def _load(self, x: Load) -> Value:
         if self._is_interleaved(x.index[0]):
             return self._load_interleaved(x)
-        return self._by_lane(x) if self.lanes > 1 and self._step(x.index[0]) not in (0, 1) else super()._load(x)
+        if self.lanes == 1 or self._step(x.index[0]) in (0, 1):
+            return super()._load(x)
+        apart = self._index_by_lane(x.index[0])
+        return self._by_lane(x) if apart is None else self._loads_by_lane(x, apart)
+
+    def _index_by_lane(self, index: Index) -> list[Index] | None:
+        """An index in each lane of a vector that begins at a multiple of its lanes, as one of the vector's number.
+
+        Of ``(i + 1) // 2`` lanes 0 to 3 are ``2*q``, ``2*q + 1``, ``2*q + 1``, ``2*q + 2``: little is left to compute,
+        and lanes that read one element read it once. ``None`` where that is not known.
+        """
+        v, lanes = self.vector, self.lanes
+        if v is None or self.nest.flat or any(isinstance(atom, Computed) for atom in index.atoms):
+            return None
+        number = sized(f"{v.name} of {lanes}", (Index.of(v.size) + (lanes - 1)) // lanes)
+        key = FromIndex(Index.of(number), torch.int64)
+        known = self._known(key)
+        if known is None:
+            known = self.scopes[-1][key] = self._new("q", self._index(Index.of(v) // lanes), 1)
+        self.place[number] = known[0]
+        return [index.substitute({v: Index.of(number) * lanes + k}) for k in range(lanes)]
+
+    def _loads_by_lane(self, x: Load, places: Sequence[Index]) -> Value:
+        """Elements that are no neighbours, as a vector."""
+        v, lanes = self.vector, self.lanes
+        self.vector, self.lanes = None, 1
+        texts = [self._scalar(Load(x.source, (place,), x.dtype))[0] for place in places]
+        self.vector, self.lanes = v, lanes
+        return self._joined(texts, SHORT[x.dtype]), lanes
+
+    def _from_index(self, index: Index, dtype: str = "i64") -> Value:
+        apart = self._index_by_lane(index) if self.lanes > 1 and self._step(index) is None else None
+        if apart is None:
+            return super()._from_index(index, dtype)
+        return self._joined([f"from_int[{dtype}, 1]({self._index(place)})" for place in apart], dtype), self.lanes
 
     def _guarded(self, x: Guarded) -> Value:
         kept = (self.registers[y.source][1] for y in walk(x.condition) if isinstance(y, Load) and not y.index)
@@ -339,18 +431,21 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
 
     def _reduced_loop(self, r: Reduction, k: int, name: str, end: str) -> None:
         v, *inner = r.stage.reduced[k:]
-        within = [] if r.along in (v, *inner) else self._unrolled(inner)
-        if not (within and self._ahead(r.stage, v, name, end, 1, within, r.narrow)):
+        within = [] if r.along == v else self._unrolled(inner, r.along)
+        along, accumulators = (r.along, r.wide[0]) if r.along in inner else (None, r.narrow)
+        if not (within and self._ahead(r.stage, v, name, end, 1, within, accumulators, along)):
             super()._reduced_loop(r, k, name, end)
 
-    def _unrolled(self, loops: Sequence[Var]) -> list[dict[Var, str]]:
-        """Where each of a thread's iterations of some loops is, if there are few and as many for every thread."""
+    def _unrolled(self, loops: Sequence[Var], along: Var | None) -> list[dict[Var, str]]:
+        """Where each of a thread's iterations of some loops is, if there are few and as many for every thread. Those
+        of one loop may be vectors."""
         found: list[dict[Var, str]] = [{}]
         for v in loops:
-            stride = self._stride(v, 1)
+            lanes = self._lanes_of(v) if v == along else 1
+            stride = self._stride(v, lanes)
             if not isinstance(v.size, int) or v.size % stride or v.size // stride * len(found) > AHEAD:
                 return []
-            places = [f"{self._begin(v, 1)} + {t * stride}" for t in range(v.size // stride)]
+            places = [f"{self._begin(v, lanes)} + {t * stride}" for t in range(v.size // stride)]
             found = [{**known, v: place} for known in found for place in places]
         return found
 
@@ -363,21 +458,25 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         lanes: int,
         within: list[dict[Var, str]],
         accumulators: Accumulators,
+        along: Var | None = None,
     ) -> bool:
         """Some iterations of a loop over ``v`` at a time, each with all of those ``within``, while there are so many.
 
-        What they read is read first: a thread waits once for all of it. True if no iterations are left.
+        What they read is read first: a thread waits once for all of it. Those within may be vectors ``along`` a loop.
+        True if no iterations are left.
         """
         loads, stride = self._reads(stage), self._stride(v, lanes)
+        along = v if lanes > 1 else along
         copies = self._copies(stage, loads) // len(within)
         steps = v.size // stride if isinstance(v.size, int) and v.size % stride == 0 else 0
-        copies = next((c for c in range(copies, copies // 2, -1) if steps % c == 0), copies) if steps else copies
-        most = Index.of(v.size).bounds[1]
-        copies = min(copies, int(most // stride)) if most < math.inf else copies  # a short loop has no more
+        most = steps if steps <= copies * 3 // 2 else copies  # rather than to wait once more
+        copies = next((c for c in range(most, copies // 2, -1) if steps % c == 0), copies) if steps else copies
+        longest = Index.of(v.size).bounds[1]
+        copies = min(copies, int(longest // stride)) if longest < math.inf else copies  # a short loop has no more
         if not loads or copies * len(within) < 2:
             return False
         with self._block(f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"):
-            with self._along(v) if lanes > 1 else nullcontext():
+            with self._along(along) if along is not None else nullcontext():
                 places = self._places(v, [f"{name} + {stride * t}" for t in range(copies)], within)
                 self._read_first(places, loads, lambda: self._body(stage, accumulators))
             self._line(f"{name} += {stride * copies}")
@@ -468,11 +567,7 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         if self.nest.threads == 1:
             self._store(s, value, lanes)
             return
-        if (
-            not self.shares
-            and self.nest.each == 1
-            and any(isinstance(x, Load) and x.index for x in walk(*s.expressions))
-        ):
+        if not self.shares and self.nest.each == 1 and self._has_read(s):
             self._synchronize()  # another thread may have to read first what is written here
         with self._block(f"if {self.row} < total:"):
             if self.counted:
@@ -484,6 +579,12 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
                 return
             with self._block("if mine == 0:"):
                 self._store(s, value, lanes)
+
+    def _has_read(self, s: Statement) -> bool:
+        """Whether memory has been read for a statement, or for those before it in its stage."""
+        statements = () if self.stage is None else self.stage.statements
+        before = statements[: statements.index(s)] if s in statements else ()
+        return any(isinstance(x, Load) and x.index for t in (*before, s) for x in walk(*t.expressions))
 
     def _store(self, s: Statement, value: str, lanes: int) -> None:
         """Write a result, lane by lane where lanes are no neighbours in memory."""

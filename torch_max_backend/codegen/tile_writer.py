@@ -17,6 +17,9 @@ from torch_max_backend.schedule.nest import StageNest
 
 NARROW = 1 << 32
 """Below this, whole numbers are divided as numbers of 32 bits."""
+DIRECT = 4 * AHEAD
+"""Elements that a thread of a tile reads before its stores, at most, beside those that pass through shared memory: what
+is read behind a store waits for that, since it may be of the same memory."""
 Place = dict[Var, str]
 
 
@@ -44,7 +47,7 @@ class TileWriter(ThreadExchange):
         places = [self._element(tile, k, starts, loads=False) for k in self._steps(tile, loads=False)]
         scopes: list[dict[Scalar, Value]] = [{} for _ in places]
         direct = [x for x in self._reads(stage, self.nest.outer) if x not in names]
-        if len(direct) * len(places) * tile.lanes[0] <= 2 * AHEAD:
+        if sum(self._elements_read(tile, x, len(places)) for x in direct) <= DIRECT:
             for (place, _, _), scope in zip(places, scopes, strict=True):
                 with self._at(place, scope), self._wide(tile, tile.fast):
                     for y in direct:
@@ -64,6 +67,12 @@ class TileWriter(ThreadExchange):
                 self.turned = f, a
                 self._stages()
         self.lines[:0] = self.head
+
+    def _elements_read(self, tile: Tile, x: Scalar, places: int) -> int:
+        """How many elements a thread reads of what lies along ``fast``, or is the same for all of it, in all places."""
+        found = variables(x)
+        is_one_place = tile.across not in found and self.nest.block % (tile.sides[0] // tile.lanes[0]) == 0
+        return (1 if is_one_place else places) * (tile.lanes[0] if tile.fast in found else 1)
 
     def _begin_of_tile(self, tile: Tile) -> dict[Var, str]:
         """Where the block's tile begins along its two loops; the other outer variables get their places."""

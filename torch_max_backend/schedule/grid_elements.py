@@ -19,7 +19,7 @@ from torch_max_backend.schedule.grid_memory import (
     lanes_along,
 )
 from torch_max_backend.schedule.grid_nest import GridNest, place_of
-from torch_max_backend.schedule.grid_tiles import tile_of, with_parts_apart
+from torch_max_backend.schedule.grid_tiles import tile_of, with_long_sides, with_parts_apart
 from torch_max_backend.schedule.nest import Nest, distance, runs_on, substituted
 
 
@@ -35,10 +35,11 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
             apart = with_parts_apart(n, fast)
             tile = tile_of(apart, fast, outer)
             n = n if tile is None or not tile.is_large else apart
-        if tile is not None and tile.is_large:
-            return GridNest(n.outer, n.stages, rows=1, tile=tile)
-        if tile is not None and cost.count([tile.across]) <= gpu.SHORT and not _has_conditions(n):
+        if tile is not None and not tile.is_large and cost.count([tile.across]) <= gpu.SHORT and not _has_conditions(n):
             return _with_loop_inside(n, tile.across)
+        longer, tile = with_long_sides(n, tile) if tile is not None else (n, None)
+        if tile is not None and tile.is_large:
+            return GridNest(longer.outer, longer.stages, rows=1, tile=tile)
         beyond = _beyond_rows(n, fast, outer)
         if beyond is not None:
             return beyond
@@ -53,7 +54,10 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
     scattered = len(n.stages) == 1 and not n.stages[0].inner and isinstance(n.stages[0].statements[0].how, Scatter)
     if (plain or scattered) and (lanes == 1 or is_whole(fast, lanes)):
         written = sum(s.dtype.itemsize for s in n.stages[0].statements if s.address is not None) * lanes
-        each = times(outer // lanes, min(gpu.TIMES, max(1, gpu.BYTES // max(1, written))))
+        stores = {s.address for s in n.stages[0].statements}
+        reads = len({i for i, _ in accesses(n.stages[0])} - stores)
+        most = min(gpu.TIMES, gpu.BYTES // max(1, written), 2 * gpu.AHEAD // max(1, reads))
+        each = times(outer // lanes, max(1, most))
     return GridNest(n.outer, n.stages, fast if lanes > 1 else None, rows=rows, lanes=lanes, each=each)
 
 

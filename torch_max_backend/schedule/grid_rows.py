@@ -175,7 +175,22 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         while 1 < threads <= gpu.WARP and threads * gpu.EACH // 2 > inner and threads * outer >= gpu.BUSY * 2:
             threads //= 2
     rows = _rows(threads, outer) if inner < gpu.LONG_ROW else max(1, gpu.FEW_WARPS * gpu.WARP // threads)
-    return GridNest(n.outer, tuple(chosen), rows=rows, threads=threads, lanes=lanes)
+    found = GridNest(n.outer, tuple(chosen), rows=rows, threads=threads, lanes=lanes)
+    return found if alone is None or are_places else _without_a_loop(found, stages, alone)
+
+
+def _without_a_loop(n: GridNest, stages: Sequence[StageNest], size: int) -> GridNest:
+    """Rows of which a thread has few wide vectors, and some threads one less: a loop would wait for the last ones."""
+    held = -(-size // (n.lanes * n.threads))
+    if (
+        n.lanes <= 2
+        or size % n.lanes
+        or held * n.lanes > gpu.REGISTERS
+        or held == 1
+        or size % (n.lanes * n.threads) == 0
+    ):
+        return n
+    return dataclasses.replace(n, stages=_over_one_loop(stages, size, n.lanes), held=held)
 
 
 def _is_of_rows(index: Index, n: Nest, s: StageNest) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch_max_backend.loops.expr import Const, Guarded, Load, Op, Scalar, inside, variables, walk
-from torch_max_backend.loops.index import Var
+from torch_max_backend.loops.index import Atom, Div, Index, Mod, Var
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
-from torch_max_backend.schedule.grid_memory import is_aligned, is_whole
-from torch_max_backend.schedule.nest import Nest, StageNest, distance
+from torch_max_backend.schedule.grid_memory import is_aligned, is_apart, is_whole
+from torch_max_backend.schedule.nest import Nest, StageNest, distance, runs_on, substituted
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,55 @@ def tile_of(n: Nest, fast: Var, outer: int) -> Tile | None:
     found = [(_bytes(stage, n, fast, v), k, v) for k, v in enumerate(possible)]
     most, _, across = max(found, key=lambda x: x[:2], default=(0, 0, None))
     written = sum(s.dtype.itemsize for s in stage.statements if s.address is not None) * cost.count(n.outer)
-    if across is None or most * 4 < written:
-        return None
+    return None if across is None or most * 4 < written else _tile(stage, fast, across)
+
+
+def _tile(stage: StageNest, fast: Var, across: Var) -> Tile | None:
+    """The tile of two loops, if a block has room for what passes through it."""
     turned = list(turned_by(stage, fast, across))
     sides = _sides(fast, across, max(x.dtype.itemsize for x in turned))
     tile = Tile(fast, across, sides, (_lanes_stored(stage, fast, sides[0]), _lanes_loaded(turned, across, sides[1])))
     taken = sum(x.dtype.itemsize * tile.pitch(x.dtype.itemsize) * sides[0] for x in turned)
     return tile if taken <= gpu.SHARED else None
+
+
+def with_long_sides(n: Nest, tile: Tile) -> tuple[Nest, Tile]:
+    """A nest and its tile, with a short side and the loop around it as one where memory runs on between them.
+
+    Before: ``y[32*i + 8*j + k] = x[i + 100*j + 400*k]`` in tiles of ``k`` and ``i``, each of which writes 16 bytes here
+    and there. After: ``y[32*i + k] = x[i + 100*(k // 8) + 400*(k % 8)]``.
+    """
+    (stage,) = n.stages
+    if any(isinstance(x, Guarded) for s in stage.statements for x in walk(s.body)):
+        return n, tile
+    turned = [x.index[0] for x in turned_by(stage, tile.fast, tile.across) if isinstance(x, Load)]
+    stores = [s.address for s in stage.statements if s.address is not None]
+    for v, running in ((tile.fast, stores), (tile.across, turned)):
+        around = next((w for w in n.outer if w not in (tile.fast, tile.across) and _runs_on(running, w, v)), None)
+        if around is None or cost.count([v]) >= gpu.TILE:
+            continue
+        longer = _joined(n, around, v)
+        one = longer.outer[-1]
+        sides = (one, tile.across) if v == tile.fast else (tile.fast, one)
+        found = _tile(longer.stages[0], *sides)
+        if found is not None:
+            return with_long_sides(longer, found)
+    return n, tile
+
+
+def _runs_on(addresses: list[Index], around: Var, v: Var) -> bool:
+    """Whether memory runs on from one loop to the one around it, and both are of lengths that are known."""
+    known = isinstance(around.size, int) and isinstance(v.size, int)
+    return known and around.size != 1 and all(runs_on(i, around, v) for i in addresses)
+
+
+def _joined(n: Nest, around: Var, v: Var) -> Nest:
+    """A nest with two loops as one, the last."""
+    one = Var(f"{v.name}j", int(around.size) * int(v.size))
+    values = {around: Index.of(one) // v.size, v: Index.of(one) % v.size}
+    (stage,) = n.stages
+    stage = dataclasses.replace(stage, statements=substituted(stage.statements, values))
+    return dataclasses.replace(n, outer=(*(w for w in n.outer if w not in (around, v)), one), stages=(stage,))
 
 
 def with_parts_apart(n: Nest, fast: Var) -> Nest:
@@ -146,12 +188,21 @@ def turned_by(stage: StageNest, fast: Var, across: Var) -> Iterator[Scalar]:
 
 
 def _is_turned(x: Load, fast: Var, across: Var) -> bool:
-    """Whether a load's address is a sum of steps along the two variables, of one along ``across``, and along others."""
+    """Whether a load's address is a sum of steps of one along ``across``, of others along ``fast``, and of what other
+    loops add. Loops that a reshape has made one have quotients and remainders."""
     if not x.index:
         return False
     index = x.index[0]
-    known = all(isinstance(atom, Var) for atom, _ in index.terms)
-    return known and distance(index, across) == 1 and distance(index, fast) > 1
+    known = all(isinstance(atom, Var) or _is_of_loops(atom) for atom, _ in index.terms)
+    apart = distance(index, fast) > 1 or (index.stride(fast) is None and is_apart(index, fast))
+    return known and distance(index, across) == 1 and apart
+
+
+def _is_of_loops(atom: Atom) -> bool:
+    """Whether an atom is a quotient or a remainder of loops' indices."""
+    if not isinstance(atom, Div | Mod):
+        return False
+    return all(isinstance(a, Var | Div | Mod) for a in Index.of(atom).atoms)
 
 
 def _bytes(stage: StageNest, n: Nest, fast: Var, across: Var) -> int:

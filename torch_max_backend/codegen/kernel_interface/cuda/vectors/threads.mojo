@@ -95,6 +95,14 @@ def imin32(a: Int, b: Int) -> Int:
 
 
 @always_inline("nodebug")
+def imax32(a: Int, b: Int) -> Int:
+    """The greater of two numbers of -2^31..2^31 - 1."""
+    var x = from_int[i32, 1](a)
+    var y = from_int[i32, 1](b)
+    return to_int(cast_plain[i64](select(gt(x, y), x, y)))
+
+
+@always_inline("nodebug")
 def small(a: Int) -> Int:
     """`a`, which is in 0..2^32 - 1: the compiler then knows it, and calculates with fewer instructions."""
     return to_int(cast_plain[i64](from_int[u32, 1](a)))
