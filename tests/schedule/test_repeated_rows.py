@@ -12,6 +12,7 @@ from tests.codegen.test_written_source import program
 from tests.support.loop_programs import LoopProgram, check_generated, check_passes
 from torch_max_backend.loops.expr import Scalar, cast, from_index, op
 from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.rules import views
 from torch_max_backend.loops.tensor import Tensor, define
 from torch_max_backend.schedule.plan import schedule
 
@@ -81,6 +82,15 @@ def test_what_differs_from_row_to_row_is_not_repeated() -> None:
     x, w = random(30_000, 3), random(3)
     assert not blocks_of(program(by_row, x, random(30_000), w))
     assert not blocks_of(program(turned, x, random(3, 30_000), w))
+
+
+def test_rows_of_nothing_and_conditions_along_rows_stay() -> None:
+    assert not blocks_of(scaled(30_000, 0))
+
+    def shifted(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return (define(x.shape, x.dtype, lambda i: views.constant_pad_nd(x, [1, -1]).at(i) * w.at((i[1],))),)
+
+    assert not blocks_of(program(shifted, random(30_000, 3), random(3)))
 
 
 @pytest.mark.sampled

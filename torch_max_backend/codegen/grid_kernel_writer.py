@@ -32,8 +32,6 @@ _TOUCHES = re.compile(r"\b(load|store|atomic)\w*[\[(]|_index\(")
 """Text that touches memory that is not a block's own."""
 _FOLDS = re.compile(r"var \w+ = block_\w+\(")
 """What all threads of a block compute together, with a barrier."""
-READ_APART = 64
-"""Elements of vectors in two rows that a thread reads before it computes anything, at most."""
 _ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
 
 
@@ -198,33 +196,12 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
             with self._block(f"if {self.place[v]} + {nest.lanes} <= {sizes[-1]}:"), self._along(v):
                 self._stages()
             with self._block("else:"):
-                self._one_by_one(sizes)
-
-    def _one_by_one(self, sizes: Sequence[str]) -> None:
-        """The elements of a vector that is in two rows. A warp that has one waits for its reads once, if few."""
-        nest, (stage,), v = self.nest, self.nest.stages, self.nest.outer[-1]
-        reads = self._reads(stage, nest.outer)
-        if len(reads) * nest.lanes > READ_APART:
-            at, _ = self._new("k", "first", 1)
-            with self._block(f"while {at} < imin(first + {nest.lanes}, total):"):
-                self._at_number(at, sizes)
-                self.number = self.place[v], at
-                self._stages()
-                self._line(f"{at} += 1")
-            return
-        taken: list[tuple[str, dict[Var, str], dict[Scalar, Value]]] = []
-        for k in range(nest.lanes):
-            at, _ = self._new("k", f"imin(first + {k}, total - 1)" if k else "first", 1)
-            self._at_number(at, sizes)
-            taken.append((at, {w: self.place[w] for w in nest.outer}, {}))
-            self.number = self.place[v], at
-            with self._at(*taken[-1][1:]):
-                for x in reads:
-                    self._scalar(x)
-        for k, (at, place, scope) in enumerate(taken):
-            self.number = place[v], at
-            with self._block(f"if first + {k} < total:"), self._at(place, scope):
-                self._stages()
+                at, _ = self._new("k", "first", 1)
+                with self._block(f"while {at} < imin(first + {nest.lanes}, total):"):
+                    self._at_number(at, sizes)
+                    self.number = self.place[v], at
+                    self._stages()
+                    self._line(f"{at} += 1")
 
     def _index(self, index: Index) -> str:
         """That of an element in the order of outer indices is the number of the outer index, where that is at hand."""

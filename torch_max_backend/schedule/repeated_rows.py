@@ -14,7 +14,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from torch_max_backend.loops.expr import Checked, Const, FromIndex, Load, Scalar, inside, rewrite, variables, walk
+from torch_max_backend.loops.expr import (
+    Checked,
+    Const,
+    FromIndex,
+    Guarded,
+    Load,
+    Scalar,
+    inside,
+    rewrite,
+    variables,
+    walk,
+)
 from torch_max_backend.loops.index import Index, Mod, Var, remainder
 from torch_max_backend.loops.program import Call, Definition, Program
 from torch_max_backend.schedule import cost
@@ -46,7 +57,7 @@ def _with_rows(d: Definition, layouts: Mapping[str, Layout]) -> list[Definition]
         return [d]
     steps = {v: s.constant for v, s in zip(d.variables, layouts[d.name].strides, strict=True) if v.size != 1}
     b = next((v for v, step in steps.items() if step == 1), None)
-    if b is None or FILLED * (-cost.count([b]) % LANES) < cost.count([b]):
+    if b is None or b.size == 0 or FILLED * (-cost.count([b]) % LANES) < cost.count([b]):
         return [d]
     around = _variables_beside(d, b, steps, layouts)
     rows = None if around is None else _dense(steps, b, around)
@@ -76,8 +87,8 @@ def _variables_beside(
     """On what depends, beside ``b``, what does not lie as the definition does; ``None`` if that is not known."""
     found: set[Var] = set()
     for x in walk(d.body):
-        if isinstance(x, Checked):
-            return None
+        if isinstance(x, Checked) or (isinstance(x, Guarded) and b in variables(x.condition)):
+            return None  # short loops are cut at conditions, or are masked, as they are
         if isinstance(x, FromIndex):
             found |= x.index.variables
         elif isinstance(x, Load):

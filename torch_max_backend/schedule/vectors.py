@@ -202,7 +202,7 @@ def _time(v: Var | None, stage: StageNest, fixed: frozenset[Var] | None = None) 
     if v is None:
         return total
     if v in stage.reduced:
-        total += sum(FOUND for s in stage.statements if s.place is not None) / cost.count(stage.reduced)
+        total += sum(FOUND for s in stage.statements if s.place is not None) / each
     if v in stage.inner:
         total += sum(PREFIX for s in stage.statements if isinstance(s.how, Scan))
     if fixed is None or not is_decidable(stage.statements, v, fixed):
