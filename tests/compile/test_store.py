@@ -299,6 +299,45 @@ def test_a_miss_names_the_parts_that_differ(store: Store) -> None:
     assert store.why_missing(parts) == "its artifact is missing or damaged"
 
 
+def test_a_miss_reads_no_entries_of_other_regions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of many thousand entries must not make compiles slow."""
+    for k in range(20):
+        key = f"{k:02x}" * 32
+        store.put(BLOB, {key: "g"}, {key: {"region": f"{k % 10}" * 64, "max": f"{k}"}})
+    read: list[str] = []
+    monkeypatch.setattr(store, "records", lambda: pytest.fail("all entries are read"))
+    record = store.record
+    monkeypatch.setattr(store, "record", lambda key: read.append(key) or record(key))
+    assert store.why_missing({"region": "3" * 64, "max": "x"}) == "differs in max (x, was 3)"
+    assert read == ["03" * 32, "0d" * 32]
+    for path in (store.folder / "v1" / "regions").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"../../x\n\xff")
+    assert store.why_missing({"region": "3" * 64, "max": "x"}) == "no such region was compiled yet"
+
+
+def test_artifacts_are_counted_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written since is added; other processes write too, and what the file has may be damaged."""
+    store = Store(tmp_path, limit=3 * len(BLOB) + 10)
+    counted: list[int] = []
+    blobs = store.blobs
+    monkeypatch.setattr(store, "blobs", lambda: counted.append(1) or blobs())
+    keys = [f"{i:02x}" * 32 for i in range(7)]
+    for age, key in enumerate(keys[:3]):
+        Store(tmp_path, store.limit).put(BLOB + bytes([age]), {key: "g"}, {}) if age == 1 else store.put(
+            BLOB + bytes([age]), {key: "g"}, {}
+        )
+        os.utime(blob_file(store, BLOB + bytes([age])), (age, age))
+    assert len(counted) == 1
+    store.put(BLOB + b"d", {keys[3]: "g"}, {})
+    assert len(counted) == 2 and [store.get(k) is not None for k in keys[:4]] == [False, True, True, True]
+    (tmp_path / "v1" / "sizes").write_text("many\n")
+    store.put(BLOB + b"e", {keys[4]: "g"}, {})
+    assert len(counted) == 3 and len(blobs()) == 3
+    store.clear()
+    assert not (tmp_path / "v1" / "sizes").exists() and not (tmp_path / "v1" / "regions").exists()
+
+
 # -- bundles -------------------------------------------------------------------------------------------------------
 def test_a_bundle_carries_entries_to_another_store(store: Store, tmp_path: Path) -> None:
     store.put(BLOB, {KEY: "g", OTHER: "h"}, {KEY: {"target": "here"}})

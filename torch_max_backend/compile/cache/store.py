@@ -4,6 +4,8 @@ Layout below the store's folder::
 
     v1/keys/<key[:2]>/<key>.json    one entry per region: which blob, which graph in it, the named parts of the key
     v1/blobs/<sha[:2]>/<sha>.mef    a compiled artifact, named by the SHA-256 of its bytes; may hold several graphs
+    v1/regions/<hash[:2]>/<hash>    the keys of a region, one a line
+    v1/sizes                        bytes of all artifacts when they were last counted, and of each written since
     v1/locks/<key>.lock             held by the process that compiles the region
     v1/lookups.jsonl                the latest lookups, a JSON line each: when, key, hit or why not
     v1/compiles.jsonl               the latest compiles: seconds, number of different ops, API
@@ -39,6 +41,8 @@ log = logging.getLogger("torch_max_backend")
 FORMAT = "v1"
 LOOKUPS_KEPT = 1 << 20
 """Bytes of the list of lookups."""
+COUNTED = 1000
+"""Artifacts that are written before what all of them take is counted again."""
 ABANDONED_S = 600.0
 """A temporary file of this age has no writer any more: writing takes less than a second."""
 
@@ -154,9 +158,10 @@ class Store:
                 self._write(target, blob)
             for key, graph in graphs.items():
                 self._write(self._key_path(key), Record(key, sha, graph, parts.get(key, {})).text())
+                self._note_region(key, parts.get(key, {}))
             self.remove_abandoned()
             if self.limit:
-                self.evict(self.limit, keep=sha)
+                self._make_room(len(blob), sha)
         except OSError as error:
             self._warn(error)
 
@@ -218,9 +223,29 @@ class Store:
             yield
 
     # -- why a key missed -----------------------------------------------------------------------------------------
+    def _region_path(self, parts: dict[str, str]) -> Path | None:
+        """The list of a region's keys: a miss must not read all entries of a large store."""
+        region = hashlib.sha256(parts["region"].encode()).hexdigest() if "region" in parts else ""
+        return self.folder / FORMAT / "regions" / region[:2] / region if region else None
+
+    def _note_region(self, key: str, parts: dict[str, str]) -> None:
+        path = self._region_path(parts)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write(f"{key}\n")
+
+    def _of_region(self, parts: dict[str, str]) -> list[Record]:
+        """The entries of a region that can be read, by key."""
+        path, keys = self._region_path(parts), set[str]()
+        if path is not None:
+            with suppress(OSError):
+                keys = {*path.read_text(errors="replace").split()}
+        return [record for key in sorted(keys) if (record := self.record(key)) is not None]
+
     def why_missing(self, parts: dict[str, str]) -> str:
         """Why no entry has a key made of ``parts``: the parts in which the nearest entry of that region differs."""
-        same_region = [r for r in self.records() if r.parts.get("region") == parts.get("region")]
+        same_region = [r for r in self._of_region(parts) if r.parts.get("region") == parts.get("region")]
         if not same_region:
             return "no such region was compiled yet"
         differences = [[n for n in parts if r.parts.get(n) != parts[n]] for r in same_region]
@@ -284,6 +309,24 @@ class Store:
                 found[path.stem] = path.stat()
         return dict(sorted(found.items(), key=lambda item: item[1].st_mtime))
 
+    def _make_room(self, size: int, keep: str) -> None:
+        """Note that ``size`` bytes were written, and evict if that may be too much.
+
+        What all artifacts take is counted now and then; a file has the last count, and what was written since.
+        """
+        counts: list[int] = []
+        with suppress(OSError, ValueError):
+            counts = [int(line) for line in self._sizes.read_text().split()]
+        if not 0 < len(counts) < COUNTED or sum(counts) + size > self.limit:
+            self.evict(self.limit, keep)
+            return
+        with self._sizes.open("a") as file:
+            file.write(f"{size}\n")
+
+    @property
+    def _sizes(self) -> Path:
+        return self.folder / FORMAT / "sizes"
+
     def evict(self, limit: int, keep: str = "") -> int:
         """Delete artifacts, and the entries that name them, until all take at most ``limit`` bytes.
 
@@ -308,14 +351,17 @@ class Store:
                     self._key_path(record.key).unlink(missing_ok=True)
             for sha in gone:
                 self.blob_path(sha).unlink(missing_ok=True)
+        if blobs:
+            self._write(self._sizes, f"{size}\n".encode())
         return len(gone)
 
     def clear(self) -> int:
         """Delete every entry and artifact; returns how many entries there were. Compiled functions stay usable."""
         records = self.records()
-        for name in ("keys", "blobs", "locks", "tmp"):
+        for name in ("keys", "blobs", "locks", "regions", "tmp"):
             shutil.rmtree(self.folder / FORMAT / name, ignore_errors=True)
-        (self.folder / FORMAT / "lookups.jsonl").unlink(missing_ok=True)
+        for name in ("lookups.jsonl", "sizes"):
+            (self.folder / FORMAT / name).unlink(missing_ok=True)
         return len(records)
 
     def usage(self) -> tuple[int, int]:
