@@ -31,9 +31,11 @@ def greatest(x: Tensor, at: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return (rules()[aten.scatter_reduce.two](x, 0, index, y, "amax", include_self=True),)
 
 
-def scattering(function: object, width: int, dtype: torch.dtype = torch.float32, across: bool = False) -> LoopProgram:
+def scattering(
+    function: object, width: int, dtype: torch.dtype = torch.float32, across: bool = False, rows: int = 40
+) -> LoopProgram:
     generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randint(-9, 10, (n, width), generator=generator).to(dtype) for n in (40, 90))
+    x, y = (torch.randint(-9, 10, (n, width), generator=generator).to(dtype) for n in (rows, 90))
     at = torch.randint(0, 40, (90,), generator=generator)
     return program(function, x.t().contiguous().t() if across else x, at, y)  # type: ignore[arg-type]
 
@@ -50,6 +52,11 @@ def test_pieces_of_rows_are_copied_by_their_threads(function: object, width: int
         assert [v.size for v in made[0].outer] == [pieces] and len(made[0].stages) == 2
     else:  # one thread adds, and all of them copy
         assert [len(n.stages) for n in made[:2]] == [1, 1]
+
+
+def test_a_tensor_of_which_little_is_updated_is_copied_line_by_line() -> None:
+    assert len(nests(scattering(added, 128, rows=180))[0].stages) == 2
+    assert [len(n.stages) for n in nests(scattering(added, 128, rows=181))[:2]] == [1, 1]
 
 
 @pytest.mark.sampled

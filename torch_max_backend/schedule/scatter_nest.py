@@ -24,6 +24,9 @@ from torch_max_backend.schedule.vectors import nest
 
 PARTS = 16
 """Parts of a row that threads share."""
+FEW = 2
+"""Times as many elements as are updated, at most, are copied by the threads that update them: most of a larger tensor
+stays as it is, and is copied faster line by line."""
 
 
 def scatter_nests(d: Definition, layouts: Mapping[str, Layout]) -> list[Nest]:
@@ -47,6 +50,8 @@ def _with_copy(plain: Definition, how: Scatter, updates: Nest, layouts: Mapping[
     """The nest of updates, with what they are added to in a stage before them, if pieces of rows are all they share."""
     (stage,) = updates.stages
     if len(updates.outer) != 1 or stage.vector is None or cost.count(updates.outer) > PARTS:
+        return None
+    if cost.count(plain.variables) > FEW * cost.count(how.variables):
         return None
     (p,) = updates.outer
     whole = [
