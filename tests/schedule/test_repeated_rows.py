@@ -93,6 +93,19 @@ def test_rows_of_nothing_and_conditions_along_rows_stay() -> None:
     assert not blocks_of(program(shifted, random(30_000, 3), random(3)))
 
 
+def test_what_is_shared_is_looked_at_once() -> None:
+    def doubled(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        def one(i: Sequence[Index]) -> Scalar:
+            value = x.at(i) * w.at((i[1],))
+            for _ in range(25):
+                value = value + value
+            return value
+
+        return (define(x.shape, x.dtype, one),)
+
+    assert blocks_of(program(doubled, random(30_000, 3), random(3)))
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_are_right(dtype: torch.dtype, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def _with_rows(d: Definition, layouts: Mapping[str, Layout]) -> list[Definition]
     count = LANES * max(1, BLOCK // (LANES * width))
     if around is None or rows is None or cost.count(rows) < TIMES * count:
         return [d]
-    found = list(dict.fromkeys(_repeated(d.body, frozenset({b, *around}), b)))
+    found = list(dict.fromkeys(_repeated(d.body, frozenset({b, *around}), b, set())))
     if not 0 < len(found) <= MOST:
         return [d]
     row = sum((Index.of(v) * (steps[v] // width) for v in rows), Index.of(0))
@@ -110,14 +110,17 @@ def _dense(steps: Mapping[Var, int], b: Var, around: frozenset[Var]) -> list[Var
     return rows
 
 
-def _repeated(x: Scalar, of: frozenset[Var], b: Var) -> Iterator[Scalar]:
+def _repeated(x: Scalar, of: frozenset[Var], b: Var, seen: set[Scalar]) -> Iterator[Scalar]:
     """The largest expressions that depend on ``b`` and, beside it, on no other variables than ``of``."""
+    if x in seen or isinstance(x, Const):
+        return
+    seen.add(x)
     own = variables(x)
     if b in own and own <= of:
         yield x
-    elif not isinstance(x, Const | Load):
+    elif not isinstance(x, Load):
         for y in inside(x):
-            yield from _repeated(y, of, b)
+            yield from _repeated(y, of, b, seen)
 
 
 def in_blocks(n: Nest) -> Nest | None:
