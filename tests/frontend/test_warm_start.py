@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,26 @@ def test_keys_of_torch_are_as_before_outside() -> None:
     with pytest.raises(ZeroDivisionError), cache_key.light_cache_key():
         raise ZeroDivisionError
     assert all(a is b for a, b in zip(before, now(), strict=True))
-    with cache_key._replaced({}, "no such name", None):
-        pass
+    cache_key._replaced(codecache, "no such name", max)()
+    assert not hasattr(codecache, "no such name")
+
+
+def test_keys_of_torch_in_other_threads_are_as_ever() -> None:
+    """And whichever thread ends first, what was replaced is there again after the last one."""
+    from torch._inductor import codecache
+
+    from torch_max_backend.frontend.cache_key import light_cache_key
+
+    before, system = codecache.torch_key, vars(codecache.CacheBase)["get_system"]
+    first, second = light_cache_key(), light_cache_key()
+    first.__enter__()
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lambda: codecache.torch_key() == before()).result()
+        other.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        assert codecache.torch_key is not before and codecache.torch_key() == before()
+        other.submit(second.__exit__, None, None, None).result()
+    assert codecache.torch_key is before and vars(codecache.CacheBase)["get_system"] is system
 
 
 def test_what_is_part_of_the_key_misses(run: Run) -> None:

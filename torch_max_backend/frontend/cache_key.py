@@ -11,10 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+
+_is_light: ContextVar[bool] = ContextVar("torch_max_backend_is_light", default=False)
+_lock, _users = threading.Lock(), 0
+_put_back: list[Callable[[], object]] = []
 
 
 @functools.cache
@@ -38,33 +44,52 @@ def _nothing(*_: Any) -> None:
 
 @contextlib.contextmanager
 def light_cache_key() -> Iterator[None]:
-    """Inside, torch's keys have versions in place of hashes of installations."""
-    from torch._inductor import codecache, config
+    """Inside, torch's keys have versions in place of hashes of installations; those of other threads are as ever.
 
-    replaced: list[tuple[dict[str, Any] | type, str, Any]] = [
-        (vars(config), "_cache_config_serializer", _nothing),
-        (vars(codecache), "init_backend_registration", _nothing),
-        (codecache.CacheBase, "get_system", staticmethod(_system)),
-    ]
-    if _is_released():
-        replaced.append((vars(codecache), "torch_key", _version))
-    with contextlib.ExitStack() as stack:
-        for holder, name, value in replaced:
-            stack.enter_context(_replaced(holder, name, value))
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(holder: dict[str, Any] | type, name: str, value: Any) -> Iterator[None]:
-    """A module's or a class's attribute for a while; nothing where there is no such name."""
-    names = vars(holder) if isinstance(holder, type) else holder
-    if name not in names:
-        yield
-        return
-    before = names[name]
-    put = functools.partial(setattr, holder) if isinstance(holder, type) else holder.__setitem__
-    put(name, value)
+    Graphs may be traced in several threads at once: the first one replaces torch's functions, the last one puts them
+    back, and each replacement asks whose call it is.
+    """
+    global _users
+    with _lock:
+        if not _users:
+            _put_back.extend(_replaced(*names) for names in _replacements())
+        _users += 1
+    token = _is_light.set(True)
     try:
         yield
     finally:
-        put(name, before)
+        _is_light.reset(token)
+        with _lock:
+            _users -= 1
+            while not _users and _put_back:
+                _put_back.pop()()
+
+
+def _replacements() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Whose attribute of which name is replaced, and by what."""
+    from torch._inductor import codecache, config
+
+    yield config, "_cache_config_serializer", _nothing
+    yield codecache, "init_backend_registration", _nothing
+    yield codecache.CacheBase, "get_system", _system
+    if _is_released():
+        yield codecache, "torch_key", _version
+
+
+def _replaced(holder: Any, name: str, light: Callable[..., Any]) -> Callable[[], object]:
+    """Replace an attribute of a module or class, if there is one, and return what puts it back."""
+    if name not in vars(holder):
+        return lambda: None
+    before, plain = vars(holder)[name], getattr(holder, name)
+
+    def chosen(*args: Any) -> Any:
+        return (light if _is_light.get() else plain)(*args)
+
+    def put(value: Any) -> None:
+        if isinstance(holder, type):
+            setattr(holder, name, value)
+        else:
+            vars(holder)[name] = value  # torch's modules of settings take no other names
+
+    put(staticmethod(chosen) if isinstance(holder, type) else chosen)
+    return lambda: put(before)
