@@ -52,8 +52,26 @@ def text_of(p: LoopProgram) -> str:
 
 @pytest.mark.parametrize(
     ("sizes", "is_copied"),
-    [((64, 64, 64), True), ((400, 12, 4), True), ((16, 64, 64), False), ((4, 128, 128), False), ((64, 17, 100), False)],
-    ids=["many", "short sums", "few rows", "fewer rows", "vectors that would be half empty"],
+    [
+        ((64, 64, 64), True),
+        ((400, 12, 4), True),
+        ((16, 64, 64), False),
+        ((4, 128, 128), False),
+        ((64, 17, 100), False),
+        ((1, 0, 4), False),
+        ((0, 64, 4), False),
+        ((64, 64, 0), False),
+    ],
+    ids=[
+        "many",
+        "short sums",
+        "few rows",
+        "fewer rows",
+        "vectors that would be half empty",
+        "no columns",
+        "no rows",
+        "empty sums",
+    ],
 )
 def test_what_is_turned(sizes: tuple[int, int, int], is_copied: bool) -> None:
     p = made(product, *sizes)

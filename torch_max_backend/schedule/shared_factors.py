@@ -72,7 +72,7 @@ def _with_factors(
     if not isinstance(d.how, Reduction) or d.how.combiner != "sum" or not all(isinstance(v.size, int) for v in every):
         return [], d
     along = zip(d.variables, layouts[d.name].strides, strict=True)
-    v = next((v for v, stride in along if stride == 1 and v.size != 1), None)
+    v = next((v for v, stride in along if stride == 1 and v.size > 1), None)
     if v is None or not isinstance(product, Op) or product.name != "mul":
         return [], d
     copies: list[Definition] = []
