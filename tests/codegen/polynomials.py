@@ -73,6 +73,8 @@ LN2_2 = float(mp.log(2) / 2) * 1.001
 PI_4 = float(mp.pi / 4) * 1.001
 SQRT = float(mp.sqrt(2))
 
+_AT_ZERO = 2 / mp.sqrt(mp.pi) / mp.mpf("0.45")
+
 # name: function, from, to, degree, weight of the error
 FITS: dict[str, tuple[Function, float, float, int, Function]] = {
     "exp32: (e^r - 1 - r) / r^2": (_tail(mp.exp, 2), -LN2_2, LN2_2, 4, lambda r: r**2 + mp.mpf(10) ** -6),
@@ -107,6 +109,13 @@ FITS: dict[str, tuple[Function, float, float, int, Function]] = {
         lambda t: mp.erfc(_from_t(t)) * mp.exp(_from_t(t) ** 2) / t,
         0.3, 1.0, 4, lambda t: t * mp.exp(-_from_t(t) ** 2),
     ),
+    "one_plus_erf32: (erfc(a) e^(a^2) - 1) / s by s = 1 / (1 + 0.45 a) - 1": (
+        lambda s: (mp.erfc(_from_s(s)) * mp.exp(_from_s(s) ** 2) - 1) / s if s < -1e-12 else _AT_ZERO,
+        1 / 3.25 - 1, 0, 4, lambda s: (abs(s) + mp.mpf("0.001")) * mp.exp(mp.mpf("-0.6") * _from_s(s) ** 2),
+    ),
+    "one_plus_erf32: (2^r - 1) / r": (
+        _tail(lambda r: mp.mpf(2) ** r, 1), -0.5005, 0.5005, 4, lambda r: abs(r) + 0.001,
+    ),
     "exp64: (e^r - 1 - r) / r^2": (_tail(mp.exp, 2), -LN2_2, LN2_2, 9, lambda r: r**2 + mp.mpf(10) ** -6),
     "log64: (log((1+s)/(1-s)) - 2s) / s^3 by s^2": (
         _even(lambda s: (mp.log((1 + s) / (1 - s)) - 2 * s) / s**3, mp.mpf(2) / 3), 0, 0.0295, 6, lambda z: z + 1e-5,
@@ -125,6 +134,10 @@ FITS: dict[str, tuple[Function, float, float, int, Function]] = {
 
 def _from_t(t: mp.mpf) -> mp.mpf:
     return (1 / t - 1) / mp.mpf(0.467837125)
+
+
+def _from_s(s: mp.mpf) -> mp.mpf:
+    return (1 / (1 + s) - 1) / mp.mpf("0.45")
 
 
 def _erfinv_over_x(w: mp.mpf) -> mp.mpf:

@@ -59,6 +59,10 @@ MATH: dict[str, tuple[int, Callable[..., torch.Tensor], float]] = {
     "erfinv": (1, torch.erfinv, 1), "digamma": (1, torch.digamma, 1), "atan2": (2, torch.atan2, 1.5),
     "power": (2, torch.pow, 1), "hypot": (2, torch.hypot, 1),
 }  # fmt: skip
+NEAR_ONE: dict[str, tuple[Callable[..., torch.Tensor], float]] = {
+    "one_plus_erf": (lambda x: 1 + torch.erf(x), 1.7),
+}
+"""Functions that are needed for what is added to, or multiplied by, numbers of their size: bounds in units of 1."""
 FLOAT64_BOUNDS = {"digamma": 8}  # its terms cancel below 10, as in torch's
 PREDICATES: dict[str, tuple[int, Callable[..., torch.Tensor]]] = {
     "eq": (2, torch.eq), "ne": (2, torch.ne), "lt": (2, torch.lt), "le": (2, torch.le), "gt": (2, torch.gt),
@@ -275,7 +279,7 @@ def _elementwise(name: str, arguments: int, d: str, e: str, w: int) -> str:
 def _source() -> str:
     parts = ["from kernel import *\n", FIXED]
     for d in FLOATS:
-        for name, (arguments, *_) in {**EXACT, **MATH}.items():
+        for name, (arguments, *_) in {**EXACT, **MATH, **dict.fromkeys(NEAR_ONE, (1,))}.items():
             parts += [_elementwise(name, arguments, d, d, w) for w in WIDTHS[d]]
         for name, (arguments, _) in PREDICATES.items():
             parts += [_elementwise(name, arguments, d, "boolean", w) for w in WIDTHS[d]]
@@ -435,6 +439,30 @@ def test_elementary_functions_are_exact_to_a_few_units(kernels: Kernels, name: s
     worst = int(error.argmax())
     print(f"{name} {d}: {error.max():.2f} units")
     assert error.max() <= (bound if d == "f32" else FLOAT64_BOUNDS.get(name, 4)), ([a[worst] for a in args], got[worst])
+
+
+@pytest.mark.parametrize("d", FLOATS)
+@pytest.mark.parametrize("name", NEAR_ONE)
+def test_functions_next_to_one_are_off_by_a_unit_of_one(kernels: Kernels, name: str, d: str) -> None:
+    function, bound = NEAR_ONE[name]
+    x = torch.cat([floats(FLOATS[d]), torch.linspace(-7, 7, 4096, dtype=FLOATS[d])])
+    got, *others = (kernels.map(name, [x], d, w) for w in WIDTHS[d][::-1])
+    assert all(same(got, other).all() for other in others)
+    assert (got.isnan() == x.isnan()).all()
+    exact = function(x.double())
+    assert (got[x.isinf()].double() == exact[x.isinf()]).all()
+    error = (got.double() - exact).abs()[~x.isnan()].max() / torch.finfo(x.dtype).eps
+    print(f"{name} {d}: {error:.2f} units of 1")
+    assert error <= bound
+
+
+def test_what_is_far_below_zero_keeps_its_size(kernels: Kernels) -> None:
+    x = torch.linspace(-9, 0, 4096)
+    exact = torch.special.erfc(-x.double())
+    error = (kernels.map("one_plus_erf", [x], "f32", 16).double() - exact).abs() / exact
+    assert error[x > -1].max() < 5e-7
+    assert error[x > -2].max() < 6e-6
+    assert error[x > -4].max() < 1e-3
 
 
 def hard_angles() -> torch.Tensor:

@@ -24,6 +24,7 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "minimum_so_far": torch.minimum,
     "round_even": torch.round,
     "erfc": torch.erfc,
+    "one_plus_erf": lambda x: 1 + torch.erf(x),
     "sub": torch.sub,
     "div": torch.true_divide,
     "floor_div": lambda a, b: torch.div(a, b, rounding_mode="floor"),

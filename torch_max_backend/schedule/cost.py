@@ -11,7 +11,7 @@ from torch_max_backend.loops.program import Definition, Scatter
 
 _DEAR = {
     **dict.fromkeys(["exp", "exp2", "log", "log2", "sigmoid", "sqrt", "rsqrt", "div", "reciprocal"], 6),
-    **dict.fromkeys(["expm1", "log1p", "log10", "tanh", "sin", "cos", "erf", "atan"], 12),
+    **dict.fromkeys(["expm1", "log1p", "log10", "tanh", "sin", "cos", "erf", "one_plus_erf", "atan"], 12),
     **dict.fromkeys(["tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh"], 25),
     **dict.fromkeys(["erfc", "erfinv", "atan2", "pow", "hypot"], 25),
     **dict.fromkeys(["lgamma", "digamma"], 100),

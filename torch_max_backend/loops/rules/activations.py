@@ -54,7 +54,7 @@ def gelu(self: Tensor, approximate: str = "none") -> Tensor:
 
 
 def _gelu(x: Scalar) -> Scalar:
-    return x * 0.5 * (1 + op("erf", x * math.sqrt(0.5)))
+    return x * 0.5 * op("one_plus_erf", x * math.sqrt(0.5))
 
 
 def _gelu_tanh(x: Scalar) -> Scalar:
@@ -66,7 +66,7 @@ def _gelu_tanh(x: Scalar) -> Scalar:
 def gelu_backward(grad_output: Tensor, self: Tensor, approximate: str = "none") -> Tensor:
     def exact(g: Scalar, x: Scalar) -> Scalar:
         normal = op("exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-        return g * (0.5 * (1 + op("erf", x * math.sqrt(0.5))) + x * normal)
+        return g * (0.5 * op("one_plus_erf", x * math.sqrt(0.5)) + x * normal)
 
     def by_tanh(g: Scalar, x: Scalar) -> Scalar:
         k = math.sqrt(2 / math.pi)
