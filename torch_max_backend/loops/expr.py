@@ -49,7 +49,8 @@ SHORT = {
 
 _SAME, _BOOL = "the dtype of the first operand", "bool"
 _UNARY = """neg absolute sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh
-    tanh asinh acosh atanh erf one_plus_erf erfc erfinv lgamma digamma floor ceil trunc round_even sign sigmoid bit_not"""
+    tanh asinh acosh atanh erf one_plus_erf erfc erfinv lgamma digamma floor ceil trunc round_even sign sigmoid
+    bit_not"""
 _BINARY = """add sub mul div floor_div trunc_div remainder fmod minimum maximum minimum_so_far maximum_so_far fmin fmax
     pow atan2 hypot copysign bit_and bit_or bit_xor shift_left shift_right"""
 OPERATIONS: dict[str, tuple[int, str]] = {
