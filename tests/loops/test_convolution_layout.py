@@ -31,15 +31,16 @@ def test_a_result_that_leaves_is_copied_back_if_it_is_large(dtype: torch.dtype, 
     assert reports()[-1].programs[0].launches == copies
 
 
-@pytest.mark.parametrize(("channels", "groups", "taps", "launches"), [
-    (8, 4, 3, 2), (8, 1, 3, 2), (64, 4, 3, 0), (8, 8, 3, 0),
+@pytest.mark.parametrize(("channels", "features", "groups", "launches"), [
+    (8, 16, 4, 2), (8, 16, 1, 2), (64, 16, 4, 0), (64, 8, 4, 2), (8, 16, 8, 0),
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_groups_of_few_channels(dtype: torch.dtype, channels: int, groups: int, taps: int, launches: int) -> None:
+def test_narrow_groups(dtype: torch.dtype, channels: int, features: int, groups: int, launches: int) -> None:
     """The image is copied, and the result copied back."""
     torch._dynamo.reset()
     generator = torch.Generator().manual_seed(0)
-    sizes = ((2, channels, 40, 40), (16, channels // groups, taps, taps), (16,))
+    taps = 3
+    sizes = ((2, channels, 40, 40), (features, channels // groups, taps, taps), (features,))
     x, w, b = (torch.randn(s, generator=generator).to(dtype) for s in sizes)
 
     def convolved(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

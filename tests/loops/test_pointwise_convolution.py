@@ -181,6 +181,28 @@ def test_the_plain_convolution_has_the_weight_in_reverse(k: int) -> None:
     assert taps == list(layer.kernel_size)
 
 
+@pytest.mark.parametrize(
+    ("layer", "is_plain"),
+    [
+        (nn.ConvTranspose3d(128, 8, 5, groups=4), False),
+        (nn.ConvTranspose3d(8, 4, 5, groups=4), False),
+        (nn.ConvTranspose3d(8, 32, 5, groups=4), True),
+        (nn.ConvTranspose2d(128, 16, 3, groups=4), False),
+        (nn.ConvTranspose2d(8, 4, 3, groups=4), True),
+        (nn.ConvTranspose2d(32, 1, 3), True),
+    ],
+    ids=str,
+)
+def test_groups_of_few_features_stay_transposed(layer: nn.Module, is_plain: bool) -> None:
+    x = torch.randn(1, layer.in_channels, *[20] * (layer.weight.dim() - 2))  # type: ignore[arg-type, operator]
+    with building():
+        image, w = (named(n, tuple(map(Index.of, t.shape)), t.dtype) for n, t in (("x", x), ("w", layer.weight)))  # type: ignore[union-attr]
+        geometry = layer.stride, layer.padding, layer.dilation, True, layer.output_padding, layer.groups
+        found = as_plain([image, w, None, *geometry], tuple(map(Index.of, layer(x).shape)))
+    assert (found is not None) is is_plain
+    assert calls_of(layer, x)
+
+
 def test_what_leaves_contiguous_is_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its result would be turned."""
     monkeypatch.setattr(small_products, "SMALL", 0)

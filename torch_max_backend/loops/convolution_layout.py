@@ -21,6 +21,8 @@ CHANNELS_LAST = (0, 2, 3, 1)
 """The order of an image's dimensions in memory."""
 FEW_CHANNELS = 16
 """Channels in a group below which a convolution with channels last is much faster: oneDNN's vectors have so many."""
+FEW_FEATURES = 4
+"""The same of a group's features."""
 FEW_TRANSPOSED = 4
 """The same of a transposed one, of a stride other than 1. With one channel in a group, four in the result's, and a
 stride of 2, it takes a seventh of the time in bfloat16 and a third in float32, with copies a quarter and nine tenths;
@@ -62,7 +64,8 @@ class Convolution:
             return self._is_slow_transposed
         if copies and math.prod(self.image) + math.prod(self.result) < WORTH_A_COPY:
             return False
-        return self.image[1] < FEW_CHANNELS * self.groups or convolutions >= A_CHAIN or self._is_worth_turning
+        is_narrow = self.image[1] < FEW_CHANNELS * self.groups or self._is_of_narrow_groups
+        return is_narrow or convolutions >= A_CHAIN or self._is_worth_turning
 
     @property
     def is_worth_copies(self) -> bool:
@@ -71,9 +74,14 @@ class Convolution:
             return False
         if self.is_transposed:
             return self._is_slow_transposed
-        inside = self.image[1] // self.groups
-        is_of_few = self.groups > 1 and 1 < inside < FEW_CHANNELS and math.prod(self.weight[2:]) > 1
-        return is_of_few or self._is_worth_turning
+        return self._is_of_narrow_groups or self._is_worth_turning
+
+    @property
+    def _is_of_narrow_groups(self) -> bool:
+        """Whether its groups, of more than a channel, have few channels or few features."""
+        inside, features = self.image[1] // self.groups, self.result[1] // self.groups
+        is_narrow = inside < FEW_CHANNELS or features < FEW_FEATURES
+        return self.groups > 1 and inside > 1 and is_narrow and math.prod(self.weight[2:]) > 1
 
     @property
     def _is_worth_turning(self) -> bool:
