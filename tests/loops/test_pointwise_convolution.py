@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torch_max_backend import reports
-from torch_max_backend.loops import small_products
+from torch_max_backend.loops import convolution_loops, small_products
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.tensor import building, named
 from torch_max_backend.loops.transposed_convolution import as_plain
@@ -112,7 +112,8 @@ def test_symbolic_sizes(kind: str) -> None:
     ],
     ids=lambda layer: str(layer).replace(", ", " "),
 )
-def test_others_are_convolutions(layer: nn.Module) -> None:
+def test_others_are_convolutions(layer: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_loops, "DTYPES", ())
     x = torch.randn(3, layer.in_channels, 5, 7)
     assert calls_of(layer, x) == {"ATen aten.convolution.default": 1}
 
@@ -159,8 +160,12 @@ TRANSPOSED = [
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("k", range(len(TRANSPOSED)))
-def test_transposed_of_stride_1_are_plain(k: int, dtype: torch.dtype) -> None:
+def test_transposed_of_stride_1_are_plain(k: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones are loops then."""
     layer, shape = TRANSPOSED[k]
+    monkeypatch.setattr(convolution_loops, "SMALL", 10**5)
+    assert calls_of(copy.deepcopy(layer).to(dtype), torch.randn(shape).to(dtype)) == {}
+    monkeypatch.setattr(convolution_loops, "DTYPES", ())
     assert calls_of(copy.deepcopy(layer).to(dtype), torch.randn(shape).to(dtype)) == {
         "ATen aten.convolution.default": 1
     }
@@ -193,7 +198,10 @@ def test_the_plain_convolution_has_the_weight_in_reverse(k: int) -> None:
     ],
     ids=str,
 )
-def test_groups_of_few_features_stay_transposed(layer: nn.Module, is_plain: bool) -> None:
+def test_groups_of_few_features_stay_transposed(
+    layer: nn.Module, is_plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolution_loops, "DTYPES", ())
     x = torch.randn(1, layer.in_channels, *[20] * (layer.weight.dim() - 2))  # type: ignore[arg-type, operator]
     with building():
         image, w = (named(n, tuple(map(Index.of, t.shape)), t.dtype) for n, t in (("x", x), ("w", layer.weight)))  # type: ignore[union-attr]

@@ -58,6 +58,7 @@ OPERATIONS: dict[str, tuple[int, str]] = {
     **dict.fromkeys(_BINARY.split(), (2, _SAME)),
     **dict.fromkeys(["eq", "ne", "lt", "le", "gt", "ge"], (2, _BOOL)),
     **dict.fromkeys(["is_nan", "is_inf", "is_finite"], (1, _BOOL)),
+    "fma": (3, _SAME),
 }
 """Operations on operands of one dtype: how many, and what the result is. Besides: ``cast``, ``round``, ``select``."""
 

@@ -26,6 +26,7 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "erfc": torch.erfc,
     "one_plus_erf": lambda x: 1 + torch.erf(x),
     "sub": torch.sub,
+    "fma": lambda a, b, c: torch.addcmul(c, a, b),
     "div": torch.true_divide,
     "floor_div": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "trunc_div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),

@@ -14,7 +14,7 @@ from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTI
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.capture import onednn_products
 from torch_max_backend.capture.fake_tensors import tensor_of, tensors_of
-from torch_max_backend.loops import pointwise_convolution, products_in_parts, small_products
+from torch_max_backend.loops import convolution_loops, pointwise_convolution, products_in_parts, small_products
 from torch_max_backend.loops.convolution_layout import A_CHAIN, CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load
 from torch_max_backend.loops.index import Index, Var
@@ -69,7 +69,25 @@ class LibraryCalls:
                 found = self._convolution_of_one_tap(args, promise)
                 if found is not None:
                     return found
+            if self.has_onednn and self._is_better_as_loops(args, promise):
+                return convolution_loops.convolved(args)
         return self._call(target, args, kwargs, promise)
+
+    def _is_better_as_loops(self, args: Sequence[Any], promise: torch.Tensor) -> bool:
+        """Whether a convolution is small, or a depthwise one whose image lies well, which it is told to if it may."""
+        x, weight, is_transposed = args[0], args[1], args[6]
+        sizes = [Index.of(n) for of in (x.shape, weight.shape, self.symbols.shape(promise.shape)) for n in of]
+        if is_transposed or not all(n.is_constant for n in sizes):
+            return False
+        result = [int(n.constant) for n in sizes[-promise.dim() :]]
+        if convolution_loops.is_small(args, result):
+            return True
+        if not convolution_loops.is_depthwise(args, result):
+            return False
+        has_few_taps = math.prod(int(n.constant) for n in weight.shape[2:]) <= convolution_loops.FEW_TAPS
+        if has_few_taps and self.convolutions < A_CHAIN:
+            return True
+        return self._last(x, self._in_place(x, CHANNELS_LAST)) is not None or has_few_taps
 
     def _convolution_of_one_tap(self, args: Sequence[Any], promise: torch.Tensor) -> Tensor | None:
         """A convolution of one tap as products or loops, if these are better."""

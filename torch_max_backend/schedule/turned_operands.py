@@ -87,7 +87,7 @@ def _with_whole_copies(d: Definition, layouts: Mapping[str, Layout]) -> _Made:
         if last is None or others or not all(n.is_constant for n in sizes):
             continue
         fresh = tuple(Var(f"{v.name}u{len(copies)}d{k}", n.constant) for k, n in enumerate(sizes))
-        if cost.count(fresh) * often > cost.iterations(d):
+        if cost.count(fresh) * often > cost.iterations(d) * len(own):
             continue
         name = f"{d.name}_turned{len(copies)}"
         body = Load(source, tuple(map(Index.of, fresh)), own[0].dtype)

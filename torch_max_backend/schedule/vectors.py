@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch_max_backend.loops.expr import Checked, Guarded, Load, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Least, Product, Var
@@ -51,6 +51,8 @@ FEW = 4
 """Parts, at least, that a kernel should have for its threads."""
 SLICE = 4096
 """Elements of an elementwise loop that a thread takes at a time."""
+FACTORS = 4
+"""Vectors that every iteration of a loop reads again, from which it is the innermost."""
 FAR = 2
 """A step in memory of symbolic length counts as this at least: elements are no neighbours for certain."""
 
@@ -294,8 +296,23 @@ def _elementwise(n: Nest) -> Nest:
     if around is not None:
         made = Nest(tuple(w for w in n.outer if w != v), (dataclasses.replace(stage, free=(v,)),))
         return dataclasses.replace(made, vector=around)
+    below = _with_factors(v, stage, n.outer)
+    if below is not None:
+        made = Nest(tuple(w for w in n.outer if w != below), (dataclasses.replace(stage, free=(below,)),))
+        return dataclasses.replace(made, vector=v)
     inner = dataclasses.replace(stage, free=(v,), vector=v)
     return sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, v)
+
+
+def _with_factors(v: Var, stage: StageNest, outer: Sequence[Var]) -> Var | None:
+    """The loop along which a vector along ``v`` meets the same factors again, as a window of an image does.
+
+    They stay in registers, or at least near, if that loop is the innermost.
+    """
+    found = {i for i in indices(*stage.statements) if distance(i, v) == 1}
+    others = [w for w in outer if w != v and sum(w not in i.variables for i in found) >= FACTORS]
+    stored = [s.address for s in stage.statements if s.address is not None]
+    return min(others, key=lambda w: min(distance(i, w) or math.inf for i in stored), default=None)
 
 
 def _around_a_short_loop(v: Var, stage: StageNest, others: Iterable[Var]) -> Var | None:
