@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch_max_backend.loops.expr import Checked, Guarded, Load, variables, walk
@@ -296,7 +297,7 @@ def _elementwise(n: Nest) -> Nest:
     if around is not None:
         made = Nest(tuple(w for w in n.outer if w != v), (dataclasses.replace(stage, free=(v,)),))
         return dataclasses.replace(made, vector=around)
-    below = _with_factors(v, stage, n.outer)
+    below = _loop_over_windows(v, stage, n.outer)
     if below is not None:
         made = Nest(tuple(w for w in n.outer if w != below), (dataclasses.replace(stage, free=(below,)),))
         return dataclasses.replace(made, vector=v)
@@ -304,14 +305,20 @@ def _elementwise(n: Nest) -> Nest:
     return sliced(Nest(tuple(w for w in n.outer if w != v), (inner,)), v, v)
 
 
-def _with_factors(v: Var, stage: StageNest, outer: Sequence[Var]) -> Var | None:
-    """The loop along which a vector along ``v`` meets the same factors again, as a window of an image does.
+def _loop_over_windows(v: Var, stage: StageNest, outer: Sequence[Var]) -> Var | None:
+    """The loop over windows along which a vector along ``v`` meets the same factors again, as weights of an image's.
 
-    They stay in registers, or at least near, if that loop is the innermost.
+    They stay in registers, or at least near, if that loop is the innermost. What is no window is read in its own order.
     """
-    found = {i for i in indices(*stage.statements) if distance(i, v) == 1}
-    others = [w for w in outer if w != v and sum(w not in i.variables for i in found) >= FACTORS]
+    found = {x for x in walk(*(e for s in stage.statements for e in s.expressions)) if isinstance(x, Load) and x.index}
+    along = [x for x in found if distance(x.index[0], v) == 1]
+
+    def is_over_windows(w: Var) -> bool:
+        moved = Counter(x.source for x in along if w in x.index[0].variables)
+        return len(along) - moved.total() >= FACTORS and max(moved.values(), default=0) >= FACTORS
+
     stored = [s.address for s in stage.statements if s.address is not None]
+    others = [w for w in outer if w != v and is_over_windows(w)]
     return min(others, key=lambda w: min(distance(i, w) or math.inf for i in stored), default=None)
 
 
