@@ -84,6 +84,15 @@ def test_many_taps_of_an_image_that_lies_otherwise() -> None:
     assert reports()[-1].library_calls == CONVOLUTION
 
 
+@pytest.mark.parametrize(("taps", "calls"), [(3, {}), (5, CONVOLUTION)])
+def test_one_plane(taps: int, calls: dict[str, int]) -> None:
+    assert calls_of(nn.Conv2d(1, 20, taps), torch.randn(4, 1, 28, 28)) == calls
+
+
+def test_several_features_of_a_channel() -> None:
+    assert calls_of(nn.Conv2d(12, 24, 3, groups=12), torch.randn(2, 12, 30, 30)) == {}
+
+
 def test_a_chain_of_separable_convolutions_calls_a_library_for_products_alone() -> None:
     layers = [
         nn.Sequential(nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 24, 1))

@@ -40,10 +40,13 @@ def is_small(args: Sequence[Any], result: Sequence[int]) -> bool:
 
 
 def is_depthwise(args: Sequence[Any], result: Sequence[int]) -> bool:
-    """Whether a convolution of images has groups of one channel, and few taps for an image with channels last."""
+    """Whether a convolution of images has groups of one channel, and few taps for an image with channels last.
+
+    Of one image plane many features may be made: with many taps that is better a library's.
+    """
     x, weight = args[:2]
     inside, *taps = (int(n.constant) for n in weight.shape[1:])
-    most = MOST_TAPS.get(x.dtype, FEW_TAPS)
+    most = MOST_TAPS.get(x.dtype, FEW_TAPS) if x.shape[1] != 1 else FEW_TAPS
     return x.rank == 4 and x.dtype in DTYPES and inside == 1 and math.prod(result) > 0 and math.prod(taps) <= most
 
 
