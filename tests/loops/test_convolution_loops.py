@@ -102,6 +102,6 @@ def test_a_chain_of_separable_convolutions_calls_a_library_for_products_alone() 
     assert sum(calls.values()) == 3
 
 
-def test_nothing_to_add_up() -> None:
-    """No images, and no channels."""
+def test_no_images() -> None:
+    """There are no images."""
     assert calls_of(nn.Conv2d(2, 3, 3), torch.randn(0, 2, 5, 5)) == CONVOLUTION
