@@ -180,6 +180,26 @@ def test_gradients_lie_as_the_forward(
     assert [lies_last(r) for r in call.results[:2] if weight[1] > 1] == [is_last] * (2 if weight[1] > 1 else 0)
 
 
+def gradients(*mask: bool) -> Callable[..., Any]:
+    def function(x: torch.Tensor, w: torch.Tensor, gradient: torch.Tensor, y: torch.Tensor) -> Any:
+        op, of_result = torch.ops.aten.convolution_backward, torch.where(y > 0, gradient, 0)
+        found = op(of_result, x, w, [w.shape[0]], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, list(mask))
+        return tuple(g for g in found if g is not None)
+
+    return function
+
+
+def test_the_gradient_of_a_bias_is_a_loop(program_of: Callable[..., Program]) -> None:
+    image, weight = half(2, 16, 9, 9), half(8, 16, 3, 3)
+    result = half(2, 8, 9, 9)
+    program = program_of(gradients(True, True, True), image, weight, result, result)
+    (call,) = calls(program)
+    assert call.args[-1] == [True, True, False] and call.results[2] is None
+    (sum_,) = [d for d in program.definitions() if d.name == program.outputs[2][0]]
+    assert program.steps.index(sum_) < program.steps.index(call)
+    assert not calls(program_of(gradients(False, False, True), image, weight, result, result))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_zeros_make_columns_even(program_of: Callable[..., Program], bias: bool) -> None:
     def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -115,10 +115,8 @@ class OnGpu(FromRegion):
             return self._sum(result, args[2], 1, promise)
         if target in (aten.mm.default, aten.addmm.default) and not kwargs:
             return self._product(target, args, promise)
-        if target is aten.convolution_backward.default and self._is_image_with_channels_last(args):
-            with_channels_last = [self._ordered(x) for x in args[:3]]
-            strides = [self._strides_with_channels_last(x) for x in promise]
-            return self._call(target, [*with_channels_last, *args[3:]], kwargs, promise, strides)
+        if target is aten.convolution_backward.default:
+            return self._gradients(args, promise)
         if target is aten.scaled_dot_product_attention.default:
             if (found := attention_of_a_row(*args, **kwargs)) is not None:
                 return found
@@ -268,6 +266,26 @@ class OnGpu(FromRegion):
     # convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride,
     #     SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups,
     #     bool[3] output_mask) -> (Tensor, Tensor, Tensor)
+    def _gradients(self, args: Sequence[Any], promise: Sequence[Any]) -> list[Any]:
+        """Gradients of a convolution: of its image and weight cuDNN's, and of its bias a sum, which ATen would do by a
+        general kernel of its own."""
+        *given, mask = args
+        strides: list[Shape | None] = []
+        if any(mask[:2]) and self._is_image_with_channels_last(args):
+            given = [*map(self._ordered, given[:3]), *given[3:]]
+            strides = [self._strides_with_channels_last(x) for x in promise[:2]]
+        of_bias = None
+        if mask[2]:  # before the call, so that what computes the gradient may add it up
+            self.builder.promise = promise[2]
+            sum_of = rule_of(aten.sum.dim_IntList)
+            assert sum_of is not None
+            of_bias = sum_of(args[0], [d for d in range(args[0].rank) if d != 1])
+        if not any(mask[:2]):
+            return [None, None, of_bias]
+        target, without_bias = aten.convolution_backward.default, [*mask[:2], False]
+        found = self._call(target, [*given, without_bias], {}, [*promise[:2], None], strides)
+        return [*found[:2], of_bias]
+
     def _is_image_with_channels_last(self, args: Sequence[Any]) -> bool:
         """Whether gradients of a convolution are computed with channels last, as it is itself, see ``_convolution``."""
         gradient, x, weight = args[:3]
