@@ -26,6 +26,7 @@ from torch_max_backend.capture.fake_tensors import order_of, symbols_of, tensor_
 from torch_max_backend.capture.fx_nodes import call_node
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
 from torch_max_backend.capture.gradient_layouts import lay_out_gradients
+from torch_max_backend.capture.graph_passes import drop_copies
 from torch_max_backend.capture.marked_regions import inline_marked_regions
 from torch_max_backend.capture.recomputed_norms import restore_norms, write_out_norms
 from torch_max_backend.capture.recomputed_softmaxes import restore_softmaxes, write_out_softmaxes
@@ -333,6 +334,7 @@ def _views(node: fx.Node) -> list[fx.Node]:
 PASSES = [
     inline_marked_regions,
     drop_aliases,
+    drop_copies,
     name_transposes,
     simplify_masks,
     recognize_gelu,

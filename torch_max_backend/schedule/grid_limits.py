@@ -39,8 +39,8 @@ BANK = 4
 """Bytes of a bank of shared memory: threads that read from one bank at once wait for each other."""
 STORES = 2
 """How often a byte that is written counts, where loops are compared by what runs along memory."""
-SECTOR, WORD = 32, 4
-"""Bytes that memory is read by, at least, and those that a thread should read at once."""
+SECTOR, LINE, WORD = 32, 128, 4
+"""Bytes that memory is read by, at least, those of a line of the caches, and those that a thread should read at once."""
 TIMES = 4
 """Outer indices of a thread, at most, if each of them alone reads or writes little."""
 LOOKED_AT = 16

@@ -49,12 +49,13 @@ def columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:
         lanes = 1
     read = [width for s in n.stages for i, width in accesses(s) if {*s.inner} & i.variables]
     width = min(read, default=1)
+    near = _near(n, fast)
     while lanes > 1 and (
-        (outer < gpu.PROCESSORS * _neighbours(fast, lanes) * lanes and lanes * width > gpu.WORD)
+        (outer < gpu.PROCESSORS * _neighbours(near, lanes) * lanes and lanes * width > gpu.WORD)
         or not is_whole(fast, lanes)
     ):
         lanes //= 2
-    rows = _neighbours(fast, lanes)
+    rows = _neighbours(near, lanes)
     while rows * lanes * width > gpu.SECTOR and outer < gpu.PROCESSORS // 2 * rows * lanes:
         rows //= 2
     threads = max(2, gpu.WARP // rows)
@@ -74,34 +75,57 @@ def columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:
     return GridNest(n.outer, n.stages, vector, rows=rows, threads=threads, columns=True, lanes=lanes)
 
 
-def _neighbours(fast: Var | None, lanes: int) -> int:
+def _near(n: Nest, fast: Var | None) -> list[Var]:
+    """Outer loops of which an iteration begins where the one before ends in memory, or little behind that, the
+    innermost one last: threads with neighbouring indices of them read the same lines."""
+    found = [] if fast is None else [fast]
+    read = {(i, width) for s in n.stages for i, width in accesses(s) if {*s.inner} & i.variables}
+    for v in reversed([w for w in n.outer if w != fast] if found else []):
+        steps = [(i.stride(v), cost.count(found) * distance(i, found[-1]) * width, width) for i, width in read]
+        if any(step is None or not step.is_fixed or abs(step.typical) * b > ends + gpu.SECTOR for step, ends, b in steps):
+            break
+        found.insert(0, v)
+    return found
+
+
+def _neighbours(near: Sequence[Var], lanes: int) -> int:
     """Neighbouring vectors of outer indices that a block has, if its threads share inner loops."""
-    return min(gpu.COLUMNS, 1 << max(0, (-(-cost.count([fast] if fast else []) // lanes) - 1).bit_length()))
+    return min(gpu.COLUMNS, 1 << max(0, (-(-cost.count(near) // lanes) - 1).bit_length()))
 
 
 def held_columns(n: Nest, fast: Var, size: int, outer: int) -> GridNest | None:
     """Neighbouring threads have neighbouring outer indices, and each its elements of the inner loops in registers."""
     reduces = all(s.reduced for s in n.stages if s.inner)
     lanes = min(8 if reduces else 4, lanes_along(fast, n.stages, reduces)) if is_vectorizable(fast, n.stages) else 1
-    while lanes > 1 and (outer < gpu.PROCESSORS * _neighbours(fast, lanes) * lanes or not is_whole(fast, lanes)):
+    while lanes > 1 and (outer < gpu.PROCESSORS * _neighbours([fast], lanes) * lanes or not is_whole(fast, lanes)):
         lanes //= 2
     while True:
         threads, most = 1, min(2 * gpu.HELD, gpu.REGISTERS // lanes)
         while threads * most < size or (
             threads * 2 < size
             and outer // lanes * threads < gpu.PROCESSORS * gpu.BLOCK
-            and _neighbours(fast, lanes) * threads * 2 <= gpu.MOST
+            and _neighbours([fast], lanes) * threads * 2 <= gpu.MOST
         ):
             threads *= 2
-        rows = max(_neighbours(fast, lanes), gpu.BLOCK // 2 // threads) if threads > 1 else gpu.BLOCK // 2
+        rows = max(_neighbours([fast], lanes), gpu.BLOCK // 2 // threads) if threads > 1 else gpu.BLOCK // 2
         if lanes <= 4 or rows * threads * lanes * gpu.WIDEST * 2 <= gpu.SHARED:
             break
         lanes //= 2  # what threads tell each other has no room
+    if rows * threads > gpu.MOST:
+        rows = _fewer_neighbours(n, fast, rows, threads, lanes)
     if rows * threads > gpu.MOST:
         return None
     stages = _over_one_loop(n.stages, size, 1)
     held, vector = -(-size // threads), fast if lanes > 1 else None
     return GridNest(n.outer, stages, vector, rows=rows, threads=threads, columns=True, lanes=lanes, held=held)
+
+
+def _fewer_neighbours(n: Nest, fast: Var, rows: int, threads: int, lanes: int) -> int:
+    """As few neighbours as let several blocks run at once, if these read whole lines still."""
+    width = min((width for s in n.stages for i, width in accesses(s) if distance(i, fast) == 1), default=1)
+    while rows * threads > 2 * gpu.BLOCK and rows * lanes * width >= 2 * gpu.LINE:
+        rows //= 2
+    return rows
 
 
 def _held_across(n: Nest, size: int, outer: int) -> GridNest | None:
