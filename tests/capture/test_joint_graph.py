@@ -61,6 +61,17 @@ def test_a_copy_is_not_saved_beside_what_it_copies() -> None:
     assert sorted(t.numel() for t in kept) == [36, 48, 48]
 
 
+def test_constants_are_not_saved() -> None:
+    """They are computed once, while the graph is compiled, for forward and backward."""
+
+    def bias(table: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(8)
+        return F.embedding((places[None] - places[:, None]).abs(), table).sin()
+
+    kept = saved(bias, torch.randn(8, 4, requires_grad=True))
+    assert torch.int64 not in {t.dtype for t in kept}
+
+
 NORMS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "layer": lambda x, w, b: F.layer_norm(x.movedim(1, -1), [8], w, b).movedim(-1, 1),
     "group": lambda x, w, b: F.group_norm(x, 2, w, b),

@@ -21,6 +21,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._ordered_set import OrderedSet
 
 from torch_max_backend.capture.attention_masks import simplify_masks
+from torch_max_backend.capture.constant_folding import fold_constants
 from torch_max_backend.capture.cross_entropy import GRADIENT, LOG_PROBABILITIES, write
 from torch_max_backend.capture.fake_tensors import order_of, symbols_of, tensor_of, value_of
 from torch_max_backend.capture.fx_nodes import call_node
@@ -335,6 +336,7 @@ PASSES = [
     inline_marked_regions,
     drop_aliases,
     drop_copies,
+    fold_constants,
     name_transposes,
     simplify_masks,
     recognize_gelu,
