@@ -15,6 +15,7 @@ from tests.support.loop_programs import LoopProgram
 from torch_max_backend.loops.expr import cast, op
 from torch_max_backend.loops.rules import reduce, views
 from torch_max_backend.loops.tensor import Tensor, pointwise
+from torch_max_backend.schedule import grid_limits
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.plan import schedule
 
@@ -143,6 +144,25 @@ def test_a_column_has_few_threads_with_several_elements() -> None:
     (nest,) = nests(made)
     assert nest.columns and (nest.threads, nest.held) == (8, 8)
     assert made.written().source.count("block_barrier()") == 2
+
+
+def test_long_columns_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By few neighbours, so that a block's threads have registers for them."""
+    monkeypatch.setattr(grid_limits, "PROCESSORS", 1)
+    made = for_gpu(lambda x: (reduce.softmax(x, 0, False),), torch.randn(512, 132), smooth=True)
+    (nest,) = nests(made)
+    assert nest.columns and (nest.rows, nest.threads, nest.held, nest.lanes) == (8, 64, 8, 4)
+    check_emulated(made)
+
+
+def test_neighbours_of_short_pieces_share_a_block() -> None:
+    """Where pieces of 16 bytes have gaps of 32 behind them."""
+    sums = lambda x: (reduce.over("sum", views.slice_(x, 2, 0, 4), [0]),)  # noqa: E731
+    (nest,) = nests(for_gpu(sums, numbers(128, 40000, 12)))
+    assert nest.columns and (nest.rows, nest.lanes) == (32, 4)
+    (nest,) = nests(for_gpu(sums, numbers(128, 4000, 120)))
+    assert nest.rows < 32
+    check_emulated(for_gpu(sums, numbers(128, 50, 12)))
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 9), (2, 100, 3)], ids=str)

@@ -282,6 +282,24 @@ def test_a_number_on_the_host_beside_a_gpu_tensor() -> None:
     torch.testing.assert_close(function(x, scale), (x * scale).relu() + scale)
 
 
+def test_positions_that_the_host_computes() -> None:
+    """As models do that forget a device, in training, where they are read again behind the forward."""
+    table = torch.randn(8, 5, device="cuda", requires_grad=True)
+
+    def function(table: torch.Tensor, x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(8)
+        near = (places[None] - places[:, None]).abs()
+        return F.embedding(near.to(x.device), table).sin() + x[(shift + 1) % 8] * shift.sum()
+
+    x, shift = torch.randn(8, 5, device="cuda"), torch.arange(8)
+    report.clear()
+    found, wanted = (f(table, x, shift) for f in (_compiled(function), function))
+    torch.testing.assert_close(found, wanted)
+    assert all(p for r in reports() for p in r.programs)
+    given = [torch.autograd.grad(y.square().sum(), table)[0] for y in (found, wanted)]
+    torch.testing.assert_close(*given)
+
+
 def test_an_island_between_two_regions() -> None:
     """Torch's own work is ordered between what MAX does before and after it."""
 

@@ -15,6 +15,7 @@ from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.aten_functions.support.dtypes import TO_MAX
 from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES
 from torch_max_backend.base.dtypes import FLOAT8
+from torch_max_backend.capture.device_copies import BETWEEN_DEVICES
 from torch_max_backend.capture.fake_tensors import expr_of, is_plain, symbols_of, tensors_of, value_of
 from torch_max_backend.capture.fx_nodes import is_getitem, map_nodes
 from torch_max_backend.capture.user_controlled_ops import is_named
@@ -79,6 +80,8 @@ def classify(
         return Verdict(Runner.ISLAND, "not an ATen op")
     if is_named(target, torch_executed):
         return Verdict(Runner.ISLAND, "listed in torch_executed_ops")
+    if node.meta.get(BETWEEN_DEVICES):
+        return Verdict(Runner.TORCH, "a copy to another device")
     if target in aten_functions.torch_ops:
         return Verdict(Runner.TORCH, aten_functions.torch_ops[target])
     if target in aten_functions.islands:

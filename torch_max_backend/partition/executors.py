@@ -1,15 +1,31 @@
-"""Cutting a level where some nodes have loops and others do not: a program and a MAX graph are two regions."""
+"""Cutting a level by who runs its nodes: programs have one device, and a program and a MAX graph are two regions."""
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Collection, Iterable
 
+import torch
 from torch import fx
 
+from torch_max_backend.capture.device_copies import devices_of
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.partition.connected_components import Part
 from torch_max_backend.partition.late_nodes import first_reader
+
+
+def by_device(nodes: list[fx.Node]) -> list[list[fx.Node]]:
+    """The nodes of a level by the device of their tensors, GPUs first, since the host does not wait for them.
+
+    All are one list if some node reads another device's tensor, which only MAX's graph compiler can run.
+    """
+    found: dict[torch.device, list[fx.Node]] = {}
+    for node in nodes:
+        devices = devices_of(node).union(*map(devices_of, node.all_input_nodes))
+        if len(devices) != 1:
+            return [nodes]
+        found.setdefault(devices.pop(), []).append(node)
+    return [found[d] for d in sorted(found, key=lambda d: d.type == "cpu")]
 
 
 def split_by_executor(

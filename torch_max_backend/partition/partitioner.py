@@ -25,7 +25,7 @@ from torch_max_backend.capture.view_ops import FREE_VIEWS
 from torch_max_backend.partition.backward_stages import homes, stages
 from torch_max_backend.partition.classify import MayHaveLoops, Runner, Verdict, classify
 from torch_max_backend.partition.connected_components import Part, split
-from torch_max_backend.partition.executors import split_by_executor
+from torch_max_backend.partition.executors import by_device, split_by_executor
 from torch_max_backend.partition.island import Island
 from torch_max_backend.partition.late_nodes import first_reader
 from torch_max_backend.partition.optimizer_updates import Update, take_updates
@@ -246,8 +246,14 @@ class _Cut:
 
     def _parts(self, nodes: list[fx.Node], stores: list[fx.Node]) -> tuple[list[Part], list[fx.Node]]:
         """The nodes of a level as those of one region or several, in running order, and writes left to torch."""
-        by_executor, late = split_by_executor(nodes, stores, self.without_loops, self._floating_needed)
-        return [part for own in by_executor for part in self._pieces(*own)], late
+        parts: list[Part] = []
+        late: list[fx.Node] = []
+        for own in by_device(nodes):
+            writes = [s for s in stores if s.args[1] in own]
+            by_executor, later = split_by_executor(own, writes, self.without_loops, self._floating_needed)
+            parts += [part for piece in by_executor for part in self._pieces(*piece)]
+            late += later
+        return parts, late
 
     def _pieces(self, nodes: list[fx.Node], stores: list[fx.Node]) -> list[Part]:
         parts = split(nodes, stores, self._floating_needed)

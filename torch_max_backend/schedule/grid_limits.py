@@ -40,7 +40,7 @@ BANK = 4
 STORES = 2
 """How often a byte that is written counts, where loops are compared by what runs along memory."""
 SECTOR, LINE, WORD = 32, 128, 4
-"""Bytes that memory is read by, at least, those of a line of the caches, and those that a thread should read at once."""
+"""Bytes that memory is read by, at least, those of a line of a cache, and those that a thread should read at once."""
 TIMES = 4
 """Outer indices of a thread, at most, if each of them alone reads or writes little."""
 LOOKED_AT = 16

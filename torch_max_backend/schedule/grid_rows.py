@@ -82,7 +82,9 @@ def _near(n: Nest, fast: Var | None) -> list[Var]:
     read = {(i, width) for s in n.stages for i, width in accesses(s) if {*s.inner} & i.variables}
     for v in reversed([w for w in n.outer if w != fast] if found else []):
         steps = [(i.stride(v), cost.count(found) * distance(i, found[-1]) * width, width) for i, width in read]
-        if any(step is None or not step.is_fixed or abs(step.typical) * b > ends + gpu.SECTOR for step, ends, b in steps):
+        if any(
+            step is None or not step.is_fixed or abs(step.typical) * b > ends + gpu.SECTOR for step, ends, b in steps
+        ):
             break
         found.insert(0, v)
     return found

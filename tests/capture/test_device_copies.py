@@ -1,0 +1,94 @@
+"""Graphs with tensors of the host and of a GPU. They are traced for a GPU that is not there, and nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from torch_max_backend.base.target import Machine
+from torch_max_backend.compile.programs import Program as Compiled
+from torch_max_backend.frontend import pipeline
+from torch_max_backend.frontend.prebuild import regions_of
+from torch_max_backend.partition.partitioner import Plan
+
+pytestmark = pytest.mark.any_runner("plans and loop programs, of which nothing is run")
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Plan, dict[int, Compiled]]]:
+    """The plan of a function, and the programs of its regions by position."""
+    found: list[tuple[Plan, dict[int, Compiled]]] = []
+    plan = pipeline._Cut.plan
+
+    def noted(cut: pipeline._Cut) -> tuple[Plan, dict[int, Compiled]]:
+        found.append(plan(cut))
+        return found[-1]
+
+    monkeypatch.setattr(pipeline._Cut, "plan", noted)
+
+    def of(function: Callable[..., Any], *inputs: Callable[[], torch.Tensor]) -> tuple[Plan, dict[int, Compiled]]:
+        def run() -> None:
+            options = {"executor": "auto", "fallback": "error"}
+            torch.compile(function, backend="max_backend", options=options)(*[make() for make in inputs])
+
+        with Machine.parse("cuda:sm_90a").pretended(), torch.no_grad():
+            regions_of(run, "cuda")
+        return found[-1]
+
+    return of
+
+
+def host(*shape: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.empty(shape)
+
+
+def gpu(*shape: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.empty(shape, device="cuda")
+
+
+def devices(plan: Plan, programs: dict[int, Compiled]) -> list[str]:
+    """Where the regions compute, in running order; all of them are programs."""
+    assert sorted(programs) == list(range(len(plan.regions)))
+    return ["cuda" if programs[k].arch else "cpu" for k in range(len(plan.regions))]
+
+
+def copies(plan: Plan) -> list[tuple[str, str]]:
+    """What torch copies between devices: from where, and to where."""
+    nodes = [n for n in plan.steps if getattr(n, "target", None) is aten._to_copy.default]
+    return [(n.args[0].meta["val"].device.type, n.meta["val"].device.type) for n in nodes]
+
+
+def test_a_graph_of_two_devices_is_two_programs(planned: Callable[..., Any]) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        there = (x * 2 + 1).sin().to("cuda") + y.exp()
+        return there, (there.sum() * 2).cpu() + x
+
+    plan, programs = planned(function, host(8, 9), gpu(8, 9))
+    assert devices(plan, programs) == ["cpu", "cuda", "cpu"]
+    assert copies(plan) == [("cpu", "cuda"), ("cuda", "cpu")] and not plan.islands
+
+
+def test_a_number_on_the_host_is_copied_once(planned: Callable[..., Any]) -> None:
+    def function(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return (x * scale).relu() + scale
+
+    plan, programs = planned(function, gpu(8, 9), host())
+    assert devices(plan, programs) == ["cuda"] and copies(plan) == [("cpu", "cuda")]
+
+
+def test_indices_on_the_host_are_copied(planned: Callable[..., Any]) -> None:
+    def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x[index.long() + 1] * 2
+
+    plan, programs = planned(function, gpu(8, 9), host(5))
+    assert devices(plan, programs) == ["cpu", "cuda"] and copies(plan) == [("cpu", "cuda")]
+
+
+def test_a_graph_of_one_device_has_no_copies(planned: Callable[..., Any]) -> None:
+    plan, programs = planned(lambda x: x.half().to("cuda").float() * 2, gpu(8, 9))
+    assert devices(plan, programs) == ["cuda"] and not copies(plan)
