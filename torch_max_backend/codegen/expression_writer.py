@@ -10,6 +10,7 @@ import torch
 
 from torch_max_backend.codegen.source import ERRORS, Slot
 from torch_max_backend.loops.expr import (
+    CASTS,
     SHORT,
     Checked,
     Const,
@@ -341,7 +342,7 @@ class ExpressionWriter:
 
 def _spelled(x: Op) -> str:
     """What the kernel interface calls an operation."""
-    if x.name in ("cast", "round", "bitcast"):
+    if x.name in (*CASTS, "bitcast"):
         return f"{'bitcast' if x.name == 'bitcast' else 'cast'}[{SHORT[x.dtype]}]"
     if x.name == "pow":  # Mojo's own name would win over an imported one
         return "power" if x.dtype.is_floating_point else "integer_power"

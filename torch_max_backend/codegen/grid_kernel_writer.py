@@ -89,7 +89,7 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
     def _computed(self, x: Scalar) -> Value:
         """Conversions between indices and floats are those of 32 bits where numbers are known to be small: a GPU has
         few units for others."""
-        if isinstance(x, Op) and x.name == "cast" and _is_small(x.args[0]):
+        if isinstance(x, Op) and x.name in ("cast", "widen") and _is_small(x.args[0]):
             (given,) = x.args
             if isinstance(given, FromIndex) and x.dtype in (torch.float32, torch.float64):
                 text, lanes = self._from_index(given.index, "i32")

@@ -60,7 +60,9 @@ OPERATIONS: dict[str, tuple[int, str]] = {
     **dict.fromkeys(["is_nan", "is_inf", "is_finite"], (1, _BOOL)),
     "fma": (3, _SAME),
 }
-"""Operations on operands of one dtype: how many, and what the result is. Besides: ``cast``, ``round``, ``select``."""
+"""Operations on operands of one dtype: how many, and what the result is. Besides: ``CASTS`` and ``select``."""
+CASTS = ("cast", "round", "widen")
+"""Conversions to another dtype: by torch's ``.to``, between ops, and of what has been rounded between ops."""
 
 
 class Expr:
@@ -210,7 +212,8 @@ class Load(Expr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Op(Expr):
-    """An operation; ``cast`` is torch's ``.to``, ``round`` a cast that torch does between ops and may be left out."""
+    """An operation; ``cast`` is torch's ``.to``, ``round`` a cast that torch does between ops and may be left out, and
+    ``widen`` one of what must be rounded."""
 
     name: str
     args: tuple[Expr, ...]
@@ -220,7 +223,7 @@ class Op(Expr):
         return (self.name, self.dtype, self.args)
 
     def _text(self) -> str:
-        name = f"{self.name}<{SHORT[self.dtype]}>" if self.name in ("cast", "round", "bitcast") else self.name
+        name = f"{self.name}<{SHORT[self.dtype]}>" if self.name in (*CASTS, "bitcast") else self.name
         return f"{name}({', '.join(map(str, self.args))})"
 
     @property
@@ -363,6 +366,8 @@ def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
     if isinstance(x, Const) and (dtype.is_floating_point or isinstance(x.value, int) or math.isfinite(x.value)):
         return constant(x.value, dtype)
     if isinstance(x, Op) and x.name == "round" and dtype is x.args[0].dtype:
+        if name == "widen":
+            return Op("cast", (Op("cast", x.args, x.dtype),), dtype)
         return x.args[0]  # the rounding between two ops is left out
     if isinstance(x, Op) and x.name == "cast" and x.args[0].dtype is dtype is torch.bool:
         return x.args[0]  # zero and one have come through
@@ -373,7 +378,7 @@ def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
 
 def _is_held(x: Scalar) -> bool:
     """Whether ``x`` is an integer as a float that holds it without rounding."""
-    return isinstance(x, Op) and x.name in ("cast", "round") and x.args[0].dtype in _HELD.get(x.dtype, ())
+    return isinstance(x, Op) and x.name in CASTS and x.args[0].dtype in _HELD.get(x.dtype, ())
 
 
 _HELD = {
@@ -395,6 +400,16 @@ def bitcast(x: Scalar, dtype: torch.dtype) -> Scalar:
 def rounded(x: Scalar, dtype: torch.dtype) -> Scalar:
     """The result of an op that torch computes in a wider dtype, rounded to ``dtype``; left out before another op."""
     return cast(x, dtype, "round")
+
+
+def widened(x: Scalar, dtype: torch.dtype) -> Scalar:
+    """An operand in the wider dtype that torch computes in, rounded as the op that computed it has rounded it: for what
+    the smallest difference turns, such as comparisons."""
+    return cast(x, dtype, "widen" if x.dtype in _ROUNDED else "cast")
+
+
+_ROUNDED = (torch.float16, torch.bfloat16)
+"""Dtypes that torch computes in a wider one."""
 
 
 def select(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
@@ -557,7 +572,7 @@ def remade(x: Scalar, parts: tuple[Scalar, ...]) -> Scalar:
     if isinstance(x, Checked):
         return checked(parts[0], x.size, x.site, x.wraps)
     assert isinstance(x, Op)
-    if x.name in ("cast", "round"):
+    if x.name in CASTS:
         return cast(parts[0], x.dtype, x.name)
     if x.name == "select":
         return select(*parts)

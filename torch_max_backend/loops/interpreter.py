@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import Checked, Const, FromIndex, Guarded, Load, Op, Scalar
+from torch_max_backend.loops.expr import CASTS, Checked, Const, FromIndex, Guarded, Load, Op, Scalar
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Sym, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Ref, Scan, Scatter, Sort
 
@@ -150,7 +150,7 @@ class Interpreter:
             return torch.where(at < 0, at + size, at).clamp(0, size - 1) if x.wraps else at.clamp(0, size - 1)
         assert isinstance(x, Op)
         args = [self._scalar(a, grid, done) for a in x.args]
-        if x.name in ("cast", "round"):
+        if x.name in CASTS:
             return args[0].to(x.dtype)
         if x.name == "bitcast":
             return args[0].view(x.dtype)

@@ -73,4 +73,5 @@ _RULES: dict[str, Callable[..., Interval]] = {
     "ceil": lambda a: (math.ceil(a[0]), math.ceil(a[1])),
     "cast": _converted,
     "round": _converted,
+    "widen": _converted,
 }

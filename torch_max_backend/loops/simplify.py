@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from torch_max_backend.loops.expr import (
+    CASTS,
     Const,
     FromIndex,
     Guarded,
@@ -89,7 +90,7 @@ def _found(d: Definition) -> Definition:
 
 def _only(x: Scalar) -> tuple[Scalar, Scalar] | None:
     """The condition without which ``x`` is zero, and its value where that holds."""
-    if isinstance(x, Op) and x.name in ("cast", "round"):
+    if isinstance(x, Op) and x.name in CASTS:
         inner = _only(x.args[0])
         return inner and (inner[0], cast(inner[1], x.dtype, x.name))
     if isinstance(x, Guarded) and isinstance(x.other, Const) and x.other.value == 0:

@@ -15,7 +15,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.index_sites import Site
-from torch_max_backend.loops.expr import Load, Scalar, as_index, cast, checked, constant, from_index, rounded
+from torch_max_backend.loops.expr import Load, Scalar, as_index, cast, checked, constant, from_index, rounded, widened
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Definition, Program, Reduction, Scan, Scatter, Sort
 from torch_max_backend.loops.symbols import Symbols
@@ -262,6 +262,7 @@ def pointwise(
     kind: Any = PROMOTION.DEFAULT,
     dtype: torch.dtype | None = None,
     compute: torch.dtype | None = None,
+    asks: bool = False,
 ) -> Tensor:
     """An elementwise op: operands are promoted and broadcast, ``formula`` gives an element, which is rounded.
 
@@ -270,14 +271,17 @@ def pointwise(
         kind: Torch's kind of type promotion.
         dtype: The result's dtype, if it is not what promotion says.
         compute: The dtype to compute in, if it is not what promotion says.
+        asks: Whether the smallest difference of an operand may change all of a result, as that of a comparison, so that
+            operands are rounded as torch rounds them.
     """
     found, result = promoted(*operands, kind=kind)
     inner = compute or found
     shape = broadcast_shapes(*(x.shape for x in operands if isinstance(x, Tensor)))
     ats = [broadcast_at(x, shape) if isinstance(x, Tensor) else x for x in operands]
+    convert = widened if asks else cast
 
     def at(index: Shape) -> Scalar:
-        args = [cast(x(index), inner) if callable(x) else number(x, inner) for x in ats]
+        args = [convert(x(index), inner) if callable(x) else number(x, inner) for x in ats]
         return formula(*args)
 
     return define(shape, dtype or result, at)

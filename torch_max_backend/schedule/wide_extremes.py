@@ -1,7 +1,8 @@
 """Extremes of 16-bit floats are found in float32: processors compare those, and would convert them at every step.
 
 Before: ``t0[i:64] = maximum over r:10 of x[i, r]``, in bfloat16.
-After: ``t0[i:64] = maximum over r:10 of cast<f32>(x[i, r])``, which is rounded at the end, to itself.
+After: ``t0[i:64] = maximum over r:10 of widen<f32>(x[i, r])``, which is rounded at the end, to itself. What is computed
+is rounded first, as in eager: of elements that are equal then, the first one's place is found.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 
 import torch
 
-from torch_max_backend.loops.expr import cast
+from torch_max_backend.loops.expr import widened
 from torch_max_backend.loops.program import Definition, Program, Reduction
 from torch_max_backend.schedule.machine import Machine
 
@@ -30,4 +31,4 @@ def _wide(d: Definition) -> Definition:
     if not isinstance(how, Reduction) or how.combiner not in EXTREMES:
         return d
     is_short = d.body.dtype in (torch.float16, torch.bfloat16)
-    return dataclasses.replace(d, body=cast(d.body, torch.float32)) if is_short else d
+    return dataclasses.replace(d, body=widened(d.body, torch.float32)) if is_short else d

@@ -33,10 +33,10 @@ def _op(name: str) -> Formula:
     return lambda *args: op(name, *args)
 
 
-def register_formulas(kind: Any, table: dict[Any, Formula]) -> None:
-    """Register pointwise ops of one kind of promotion, by their formulas."""
+def register_formulas(kind: Any, table: dict[Any, Formula], asks: bool = False) -> None:
+    """Register pointwise ops of one kind of promotion, by their formulas; ``asks`` as for ``pointwise``."""
     for overload, formula in table.items():
-        add_rule(lambda *operands, formula=formula: pointwise(formula, *operands, kind=kind), overload)
+        add_rule(lambda *operands, formula=formula: pointwise(formula, *operands, kind=kind, asks=asks), overload)
 
 
 # -- formulas ----------------------------------------------------------------------------------------------------------
@@ -79,15 +79,21 @@ register_formulas(
     PROMOTION.DEFAULT,
     {
         aten.neg.default: _op("neg"),
+        aten.square.default: _square,
+    },
+)
+register_formulas(
+    PROMOTION.DEFAULT,
+    {
         aten.sign.default: _sign,
         aten.sgn.default: _sign,
-        aten.square.default: _square,
         aten.floor.default: _float_only(_op("floor")),
         aten.ceil.default: _float_only(_op("ceil")),
         aten.trunc.default: _float_only(_op("trunc")),
         aten.round.default: _float_only(_op("round_even")),
         aten.frac.default: _frac,
     },
+    asks=True,
 )
 
 
@@ -151,6 +157,7 @@ register_formulas(
             op("copysign", constant(1, x.dtype), x) < 0 if x.dtype.is_floating_point else x < 0
         ),
     },
+    asks=True,
 )
 
 
@@ -173,12 +180,6 @@ register_formulas(
         aten.minimum.default: _minimum("minimum"),
         aten.fmax.default: _minimum("fmax"),
         aten.fmin.default: _minimum("fmin"),
-        aten.remainder.Tensor: _op("remainder"),
-        aten.remainder.Scalar: _op("remainder"),
-        aten.remainder.Scalar_Tensor: _op("remainder"),
-        aten.fmod.Tensor: _op("fmod"),
-        aten.fmod.Scalar: _op("fmod"),
-        aten.floor_divide.default: _op("floor_div"),
         aten.bitwise_and.Tensor: _op("bit_and"),
         aten.bitwise_and.Scalar: _op("bit_and"),
         aten.bitwise_or.Tensor: _op("bit_or"),
@@ -225,6 +226,19 @@ register_formulas(
         aten.logical_or.default: lambda a, b: cast(a, torch.bool) | cast(b, torch.bool),
         aten.logical_xor.default: lambda a, b: cast(a, torch.bool) ^ cast(b, torch.bool),
     },
+    asks=True,
+)
+register_formulas(
+    PROMOTION.DEFAULT,
+    {
+        aten.remainder.Tensor: _op("remainder"),
+        aten.remainder.Scalar: _op("remainder"),
+        aten.remainder.Scalar_Tensor: _op("remainder"),
+        aten.fmod.Tensor: _op("fmod"),
+        aten.fmod.Scalar: _op("fmod"),
+        aten.floor_divide.default: _op("floor_div"),
+    },
+    asks=True,
 )
 
 
@@ -269,7 +283,7 @@ def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) ->
             return op("trunc_div", a, b)
         return op("trunc", cast(cast(a / b, result), a.dtype))  # torch rounds a quotient of 16 bits first
 
-    return pointwise(formula, self, other)
+    return pointwise(formula, self, other, asks=True)
 
 
 # pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor
