@@ -41,7 +41,7 @@ def test_accumulators_are_float32(dtype: torch.dtype) -> None:
 def test_a_grid_compares_them_as_they_are() -> None:
     made = made_of(torch.bfloat16)
     changed = {m.has_grid: dict(passes(made.program, m))["wide_extremes"] for m in (CPU, GPU)}
-    assert "cast<f32>" in str(changed[False]) and "cast<f32>" not in str(changed[True])
+    assert "widen<f32>" in str(changed[False]) and "<f32>" not in str(changed[True])
 
 
 @pytest.mark.sampled
