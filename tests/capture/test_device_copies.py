@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from torch_max_backend.base.target import Machine
+from tests.support.absent_gpu import trace
 from torch_max_backend.compile.programs import Program as Compiled
 from torch_max_backend.frontend import pipeline
-from torch_max_backend.frontend.prebuild import regions_of
 from torch_max_backend.partition.partitioner import Plan
 
 pytestmark = pytest.mark.any_runner("plans and loop programs, of which nothing is run")
@@ -32,12 +31,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Plan, dict[i
     monkeypatch.setattr(pipeline._Cut, "plan", noted)
 
     def of(function: Callable[..., Any], *inputs: Callable[[], torch.Tensor]) -> tuple[Plan, dict[int, Compiled]]:
-        def run() -> None:
-            options = {"executor": "auto", "fallback": "error"}
-            torch.compile(function, backend="max_backend", options=options)(*[make() for make in inputs])
-
-        with Machine.parse("cuda:sm_90a").pretended(), torch.no_grad():
-            regions_of(run, "cuda")
+        trace(function, *inputs)
         return found[-1]
 
     return of

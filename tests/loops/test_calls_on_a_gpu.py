@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.absent_gpu import trace
 from tests.support.loop_programs import noted_programs
-from torch_max_backend.base.target import Machine
-from torch_max_backend.frontend.prebuild import regions_of
 from torch_max_backend.loops import build, convolution_layout, on_gpu
 from torch_max_backend.loops.program import Call, Program
 from torch_max_backend.schedule.machine import GPU
@@ -29,12 +28,7 @@ def program_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Program]:
     found = noted_programs(monkeypatch)
 
     def program(function: Callable[..., Any], *inputs: Callable[[], torch.Tensor]) -> Program:
-        def run() -> None:
-            options = {"executor": "auto", "fallback": "error"}
-            torch.compile(function, backend="max_backend", options=options)(*[make() for make in inputs])
-
-        with Machine.parse("cuda:sm_90a").pretended(), torch.no_grad():
-            regions_of(run, "cuda")
+        trace(function, *inputs)
         return found[-1]
 
     return program
