@@ -249,7 +249,8 @@ class _Cut:
         parts: list[Part] = []
         late: list[fx.Node] = []
         for own in by_device(nodes):
-            writes = [s for s in stores if s.args[1] in own]
+            here = set(own)
+            writes = [s for s in stores if s.args[1] in here]
             by_executor, later = split_by_executor(own, writes, self.without_loops, self._floating_needed)
             parts += [part for piece in by_executor for part in self._pieces(*piece)]
             late += later
