@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from tests.support.absent_gpu import trace
+from torch_max_backend.base.errors import Unsupported
+from torch_max_backend.base.target import Machine
 from torch_max_backend.compile.programs import Program as Compiled
 from torch_max_backend.frontend import pipeline
+from torch_max_backend.loops.from_region import device_of
 from torch_max_backend.partition.partitioner import Plan
+from torch_max_backend.partition.region import Port, Region
 
 pytestmark = pytest.mark.any_runner("plans and loop programs, of which nothing is run")
 
@@ -86,3 +91,13 @@ def test_indices_on_the_host_are_copied(planned: Callable[..., Any]) -> None:
 def test_a_graph_of_one_device_has_no_copies(planned: Callable[..., Any]) -> None:
     plan, programs = planned(lambda x: x.half().to("cuda").float() * 2, gpu(8, 9))
     assert devices(plan, programs) == ["cuda"] and not copies(plan)
+
+
+def test_a_region_of_two_devices_names_a_tensor_of_each() -> None:
+    graph = fx.Graph()
+    here, there = graph.placeholder("here"), graph.placeholder("there")
+    with Machine.parse("cuda:sm_90a").pretended():
+        here.meta["val"], there.meta["val"] = host(3)(), gpu(3)()
+        region = Region([], [Port(here, (0,))], [Port(there, (0,))], [])
+        with pytest.raises(Unsupported, match=r"one device, not on cpu \(here\), cuda:0 \(there\)"):
+            device_of(region)

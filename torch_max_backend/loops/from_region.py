@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from torch_max_backend.base.errors import LoweringError, Unsupported
+from torch_max_backend.capture.device_copies import devices_of
 from torch_max_backend.capture.fake_tensors import (
     tensor_of,
     tensors_of,
@@ -55,11 +56,14 @@ def device_of(region: Region) -> torch.device:
     Raises:
         Unsupported: They are on several, or on one that programs do not run on.
     """
-    found = {port.value.device for port in (*region.inputs, *region.outputs)}
-    found = {torch.device("cuda", d.index or 0) if d.type == "cuda" else d for d in found}
+    found: dict[torch.device, str] = {}
+    for port in (*region.inputs, *region.outputs):
+        for device in devices_of(port.node):
+            found.setdefault(device, port.node.name)
     if len(found) > 1:
-        raise Unsupported(f"a program runs on one device, not on {', '.join(sorted(map(str, found)))}")
-    device = found.pop() if found else torch.device("cpu")
+        told = ", ".join(sorted(f"{device} ({name})" for device, name in found.items()))
+        raise Unsupported(f"a program runs on one device, not on {told}")
+    device = next(iter(found), torch.device("cpu"))
     if device.type not in ("cpu", "cuda"):
         raise Unsupported(f"programs run on a CPU or an NVIDIA GPU, not on {device}")
     return device
