@@ -9,6 +9,7 @@ import torch
 
 from tests.codegen.test_emulated_kernels import for_gpu
 from tests.codegen.test_grid_programs import nests, texts
+from tests.support.grid_emulator import emulated
 from tests.support.grid_programs import check_emulated
 from torch_max_backend.loops.expr import cast, op
 from torch_max_backend.loops.program import Scatter
@@ -20,6 +21,7 @@ from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.machine import GPU
 from torch_max_backend.schedule.plan import schedule
 
+aten = torch.ops.aten
 pytestmark = [pytest.mark.any_runner("programs without a graph"), pytest.mark.sampled]
 
 
@@ -145,3 +147,18 @@ def test_elements_of_a_vector_in_two_rows_are_at_their_number(
     assert nest.flat and nest.lanes > 1
     assert re.search(r"load_aligned\[\d\]\(p\d, first\)", text) and re.search(r"load\[1\]\(p\d, k\d+\)", text)
     check_emulated(made)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_decides_is_rounded(dtype: torch.dtype) -> None:
+    """As eager has it, though product and comparison are one kernel."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(40, 33, generator=generator).to(dtype) for _ in range(2))
+
+    def asked(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = rules()[aten.mul.Tensor](x, y)
+        return rules()[aten.gt.Tensor](z, y), rules()[aten.floor.default](z), reduce.argmax(z, 1)
+
+    found = emulated(for_gpu(asked, x, y).written())(x, y)
+    z = x * y
+    assert all(map(torch.equal, found, (z > y, z.floor(), z.argmax(1))))

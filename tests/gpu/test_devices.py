@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.loops.test_rounded_operands import DECIDING
 from tests.support.harness import STRICT
 from torch_max_backend import reports
 from torch_max_backend.diagnostics import report
@@ -298,6 +299,16 @@ def test_positions_that_the_host_computes() -> None:
     assert all(p for r in reports() for p in r.programs)
     given = [torch.autograd.grad(y.square().sum(), table)[0] for y in (found, wanted)]
     torch.testing.assert_close(*given)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_decides_is_rounded(dtype: torch.dtype) -> None:
+    """But for the places of extremes: of equal ones eager's reductions on a GPU promise none."""
+    x, y = (torch.randn(700, 65, device="cuda").to(dtype) for _ in range(2))
+    asked = {name: f for name, f in DECIDING.items() if "place" not in name and "argmax" not in name}
+    found = _compiled(lambda x, y: [f(x, y) for f in asked.values()], executor="program")(x, y)
+    wrong = [name for name, a in zip(asked, found, strict=True) if not torch.equal(a, asked[name](x, y))]
+    assert not wrong
 
 
 def test_an_island_between_two_regions() -> None:

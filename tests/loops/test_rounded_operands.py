@@ -19,6 +19,8 @@ DECIDING: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "what is too small": lambda x, y: ((x * 3e-8) > 0).sum(),
     "what is too large": lambda x, y: (x * 60000).isinf(),
     "floor": lambda x, y: (x * y).floor(),
+    "ceil": lambda x, y: (x * y).ceil(),
+    "trunc": lambda x, y: (x * y).trunc(),
     "round": lambda x, y: (x * y).round(),
     "sign": lambda x, y: (x * 1e-8).sign(),
     "floor_divide": lambda x, y: (x * y) // 0.125,
