@@ -40,6 +40,8 @@ _ACROSS = {
     "maximum": "reduce_max",
     "minimum": "reduce_min",
 }
+EXPONENTIALS = ("log_sum_exp", "sum_exp")
+"""The combiners of exponentials: the logarithm of their sum, and the sum of those of what is below the greatest."""
 _FAR = 2**31
 """Places below this are kept in 32 bits, where these are as long as values."""
 
@@ -47,7 +49,7 @@ _FAR = 2**31
 class Accumulator(NamedTuple):
     """The names of a value and, if it has one, of its place; and their lanes.
 
-    A sum of exponentials is a greatest value, and in ``place`` the sum of ``exp(x - greatest)``.
+    A sum of exponentials (``EXPONENTIALS``) is a greatest value, and in ``place`` the sum of ``exp(x - greatest)``.
     """
 
     value: str
@@ -101,7 +103,7 @@ class AccumulatorWriter(ExpressionWriter):
             place = ""
             if s.place is not None:  # what nothing is better than is at the first place, whatever else there is
                 place, _ = self._new("at", f"const[{self._place_dtype(s)}, {kept}](0)", kept)
-            elif s.combiner == "log_sum_exp":
+            elif s.combiner in EXPONENTIALS:
                 place, _ = self._new("sum", f"const[{SHORT[s.body.dtype]}, {kept}](0)", kept)
             found[s.name] = Accumulator(value, place, kept)
         return found
@@ -111,11 +113,11 @@ class AccumulatorWriter(ExpressionWriter):
         return lanes
 
     def _with_place(self, stage: StageNest, s: Statement) -> Statement | None:
-        """The statement that gives the place of the extreme that another one is: it finds that, too."""
-        wanted = {"maximum": "argmax", "minimum": "argmin"}.get(s.combiner)
-        if wanted is None or s.how is not None:
+        """The statement that finds the extreme that another one is beside its place, or exponentials below it."""
+        wanted = {"maximum": ("argmax", "sum_exp"), "minimum": ("argmin",)}.get(s.combiner, ())
+        if s.how is not None:
             return None
-        return next((t for t in stage.statements if t.combiner == wanted and t.how is None and t.body == s.body), None)
+        return next((t for t in stage.statements if t.combiner in wanted and t.how is None and t.body == s.body), None)
 
     def _place_dtype(self, s: Statement) -> str:
         """The integers in which an accumulator has its place."""
@@ -158,7 +160,7 @@ class AccumulatorWriter(ExpressionWriter):
                 if s.place is not None:
                     self._line(f"{place} = {self._widened(self._from_index(s.place), lanes)}")
             return
-        if s.combiner == "log_sum_exp":
+        if s.combiner in EXPONENTIALS:
             one = f"const[{SHORT[s.body.dtype]}, {lanes}](1)"
             self._add_exponentials(s, accumulator, accumulator, Accumulator(value, one, lanes))
             return
@@ -226,7 +228,7 @@ class AccumulatorWriter(ExpressionWriter):
             stays, _ = self._new("c", better(s, own.value, before.value), own.lanes)
             for x, y in zip(own[:2], before[:2], strict=True):
                 self._line(f"{x} = select({stays}, {x}, {y})")
-        elif s.combiner == "log_sum_exp":
+        elif s.combiner in EXPONENTIALS:
             self._add_exponentials(s, own, before, own)
         else:  # the last of equals stays, as zeros of both signs are
             self._line(f"{own.value} = {COMBINE[s.combiner]}({own.value}, {before.value})")
@@ -272,11 +274,19 @@ class AccumulatorWriter(ExpressionWriter):
     def _pair(self, s: Statement, a: Accumulator, b: Accumulator) -> Accumulator:
         if s.place is not None:
             return self._better_of(s, a, b)
+        if s.combiner in EXPONENTIALS:
+            self._add_exponentials(s, a, a, b)
+            return a
         return a._replace(value=self._new("a", f"{COMBINE[s.combiner]}({a.value}, {b.value})", a.lanes)[0])
 
     def _merged(self, s: Statement, wide: Accumulator, narrow: Accumulator | None) -> Accumulator:
         """Two accumulators as one, of one lane."""
         value, place, lanes = wide
+        if s.combiner in EXPONENTIALS:
+            one = wide if lanes == 1 else self._below(s, wide, f"reduce_max({value})", "reduce_add")
+            if narrow is not None:
+                self._add_exponentials(s, narrow, narrow, one)
+            return narrow or one
         if s.place is None:
             across = value if lanes == 1 else f"{_ACROSS[s.combiner]}({value})"
             if narrow is None:
@@ -322,9 +332,21 @@ class AccumulatorWriter(ExpressionWriter):
         self._line(f"{to.value} = {high}")
         self._line(f"{to.place} = {total}")
 
+    def _below(self, s: Statement, own: Accumulator, greatest: str, add: str) -> Accumulator:
+        """Sums of exponentials as one: each below the greatest value of all, and then added up."""
+        lanes, short = own.lanes, SHORT[s.body.dtype]
+        high, _ = self._new("a", greatest, 1)
+        wide = self._widened((high, 1), lanes)
+        exp = self.scaled_by.get(s.body.dtype, "exp")
+        factor = f"select(eq({own.value}, {wide}), const[{short}, {lanes}](1), {exp}(sub({own.value}, {wide})))"
+        total, _ = self._new("b", f"{add}(mul({own.place}, {factor}))", 1)
+        return Accumulator(high, total)
+
     def _taken(self, s: Statement, accumulator: Accumulator) -> Value:
         """What a statement gives: the place, or the value in its own dtype."""
         value, place, lanes = accumulator
+        if s.combiner == "sum_exp":
+            return place, lanes
         if s.place is not None:
             return (place if self._place_dtype(s) == "i64" else f"cast[i64]({place})"), lanes
         if s.combiner == "log_sum_exp":
@@ -355,7 +377,7 @@ def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
     short = SHORT[dtype]
     if combiner in _FIRST:
         return f"const[{short}, {lanes}]({_FIRST[combiner]})"
-    smallest = combiner in ("maximum", "argmax", "log_sum_exp")
+    smallest = combiner in ("maximum", "argmax", *EXPONENTIALS)
     if dtype.is_floating_point:
         return f"neg(infinity[{short}, {lanes}]())" if smallest else f"infinity[{short}, {lanes}]()"
     info = torch.iinfo(dtype)

@@ -402,16 +402,15 @@ class KernelWriter(AccumulatorWriter):
             lanes, copies = self._lanes_of(v), len(r.wide)
             stride = self._stride(v, lanes)
             if copies > 1:
-                once = v.size == stride * copies
+                steps = v.size // stride if isinstance(v.size, int) and v.size % stride == 0 else None
+                once = steps is not None and steps < 2 * copies
                 more = f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"
                 with self._scope() if once else self._block(more):
-                    for accumulators in r.wide:
-                        self.place[v] = name
-                        with self._scope(), self._along(v):
-                            self._body(r.stage, accumulators)
-                        self._line(f"{name} += {stride}")
-                    del self.place[v]
-            if _fits(v, lanes) and not (copies > 1 and _divides(v, stride * copies)):
+                    self._vector_each(r, name, stride, r.wide)
+                if steps is not None:
+                    with self._scope():
+                        self._vector_each(r, name, stride, r.wide[: steps % copies])
+            if _fits(v, lanes) and not (copies > 1 and _divides(v, stride)):
                 with self._vectors(v, name, end):
                     self._body(r.stage, r.wide[0])
             if _divides(v, lanes):
@@ -424,6 +423,16 @@ class KernelWriter(AccumulatorWriter):
             if k + 1 < len(r.stage.reduced) or not self.adds_products:  # inside, nothing is computed for later
                 self._hoist(r.stage)
             self._reduced(r, k + 1)
+
+    def _vector_each(self, r: Reduction, name: str, stride: int, wide: Sequence[Accumulators]) -> None:
+        """As many vectors one after the other, without a loop, each with accumulators of its own."""
+        assert r.along is not None
+        for accumulators in wide:
+            self.place[r.along] = name
+            with self._scope(), self._along(r.along):
+                self._body(r.stage, accumulators)
+            self._line(f"{name} += {stride}")
+        self.place.pop(r.along, None)
 
     # -- statements ------------------------------------------------------------------------------------------
     def _body(self, stage: StageNest, accumulators: Accumulators) -> None:

@@ -21,6 +21,7 @@ from torch_max_backend.schedule.grid_memory import (
 )
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import Nest, StageNest, Statement, distance, substituted
+from torch_max_backend.schedule.online_softmax import in_one_pass
 
 
 def scans(n: Nest, scanned: list[Statement]) -> GridNest:
@@ -167,14 +168,16 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
     """Neighbouring threads have neighbouring elements of the inner loops, each stage along its best."""
     stages = [_with_best_last(s, n.outer) for s in n.stages]
     possible = [_inner_lanes(s) for s in stages]
-    common = common_loop(stages)
+    common, once = common_loop(stages), in_one_pass(stages)
     if common is not None:
         found = _held_across(n, common, outer)
         if found is not None:
             return found
         found = _held(n.outer, stages, common, min(k for s, k in zip(stages, possible, strict=True) if s.inner), outer)
-        if found is not None:
+        if found is not None and (once is None or found.threads <= gpu.WARP or sum(bool(s.inner) for s in once) > 1):
             return found
+    if once is not None:
+        stages, possible = once, [_inner_lanes(s) for s in once]
     alone = lone_loop(stages)
     if alone is not None:
         found = _unrolled(n.outer, stages, alone, max(possible), outer)

@@ -30,19 +30,23 @@ def erf_by_exp2[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
-def erf_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    """`1 - t p(t) e^(-x^2)` with `t = 1 / (1 + 0.468 |x|)`, off by 2e-7; two terms of the series near 0."""
-    var a = float_abs(x)
-    var z = mul(a, a)
+def erfc_nearly[w: Int](a: Vec[f32, w]) -> Vec[f32, w]:
+    """`t p(t) e^(-a^2)` with `t = 1 / (1 + 0.468 a)`, of numbers that are not negative: off by 2e-7."""
     var t = reciprocal_nearly(fma(a, const[f32, w](0.467837125), const[f32, w](1)))
     var p = const[f32, w](-0.220745504)
     p = fma(p, t, const[f32, w](0.750544250))
     p = fma(p, t, const[f32, w](-0.182804927))
     p = fma(p, t, const[f32, w](0.408842027))
     p = fma(p, t, const[f32, w](0.244164065))
-    var e = mul(t, exp2_nearly(mul(z, const[f32, w](-1.44269502))))
-    var far = fma(neg(p), e, const[f32, w](1))
-    var close = mul(a, fma(z, const[f32, w](-0.376126379), const[f32, w](1.12837923)))
+    return mul(p, mul(t, exp2_nearly(mul(mul(a, a), const[f32, w](-1.44269502)))))
+
+
+@always_inline("nodebug")
+def erf_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """1 less what is beyond; two terms of the series near 0."""
+    var a = float_abs(x)
+    var far = sub(const[f32, w](1), erfc_nearly(a))
+    var close = mul(a, fma(mul(a, a), const[f32, w](-0.376126379), const[f32, w](1.12837923)))
     return copysign(select(lt(a, const[f32, w](0.0625)), close, far), x)
 
 
@@ -120,7 +124,8 @@ def one_plus_erf[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def one_plus_erf_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    return add(const[f32, w](1), erf_nearly(x))
+    var beyond = erfc_nearly(float_abs(x))
+    return select(lt(x, const[f32, w](0)), beyond, sub(const[f32, w](2), beyond))
 
 
 @always_inline("nodebug")
