@@ -40,8 +40,6 @@ _ACROSS = {
     "maximum": "reduce_max",
     "minimum": "reduce_min",
 }
-EXPONENTIALS = ("log_sum_exp", "sum_exp")
-"""The combiners of exponentials: the logarithm of their sum, and the sum of those of what is below the greatest."""
 _FAR = 2**31
 """Places below this are kept in 32 bits, where these are as long as values."""
 
@@ -49,7 +47,8 @@ _FAR = 2**31
 class Accumulator(NamedTuple):
     """The names of a value and, if it has one, of its place; and their lanes.
 
-    A sum of exponentials (``EXPONENTIALS``) is a greatest value, and in ``place`` the sum of ``exp(x - greatest)``.
+    A sum of exponentials is a greatest value, and in ``place`` the sum of ``exp(x - greatest)``. That of a reduction
+    (``sum_exp``) has one greatest value for all lanes.
     """
 
     value: str
@@ -67,7 +66,8 @@ class Reduction:
 
     Attributes:
         along: The reduced variable along which vectors run, if any.
-        wide: Accumulators of vectors along it. Several of them do not wait for each other.
+        wide: Accumulators of vectors along it. Several of them do not wait for each other; one may be there several
+            times, for as many vectors.
         narrow: Accumulators of single elements, or of vectors along another loop; none where all elements are in wide
             ones.
         totals: Sums in float64 of what accumulators hold from time to time.
@@ -78,6 +78,11 @@ class Reduction:
     wide: list[Accumulators]
     narrow: Accumulators
     totals: dict[str, Value]
+
+    @property
+    def chains(self) -> int:
+        """How many different accumulators of vectors there are."""
+        return len({id(x) for x in self.wide})
 
 
 class AccumulatorWriter(ExpressionWriter):
@@ -99,11 +104,12 @@ class AccumulatorWriter(ExpressionWriter):
             if not s.combiner or self._with_place(stage, s) is not None:
                 continue
             kept = self._lanes_kept(s, lanes)
-            value, _ = self._new("a", _initial(s.combiner, s.body.dtype, kept), kept)
+            of_value = 1 if s.combiner == "sum_exp" else kept
+            value, _ = self._new("a", _initial(s.combiner, s.body.dtype, of_value), of_value)
             place = ""
             if s.place is not None:  # what nothing is better than is at the first place, whatever else there is
                 place, _ = self._new("at", f"const[{self._place_dtype(s)}, {kept}](0)", kept)
-            elif s.combiner in EXPONENTIALS:
+            elif s.combiner in ("log_sum_exp", "sum_exp"):
                 place, _ = self._new("sum", f"const[{SHORT[s.body.dtype]}, {kept}](0)", kept)
             found[s.name] = Accumulator(value, place, kept)
         return found
@@ -129,7 +135,7 @@ class AccumulatorWriter(ExpressionWriter):
         """Sums in float64 of what accumulators in float32 hold from time to time, where these would add up too much."""
         found: dict[str, Value] = {}
         lanes = next(iter(accumulators[0].values())).lanes if accumulators[0] else 1
-        each = lanes * len(accumulators) if stage.vector in stage.reduced else 1
+        each = lanes * len({id(x) for x in accumulators}) if stage.vector in stage.reduced else 1
         if cost.most(stage.reduced) <= CHAIN * each:
             return found
         for s in stage.statements:
@@ -160,7 +166,10 @@ class AccumulatorWriter(ExpressionWriter):
                 if s.place is not None:
                     self._line(f"{place} = {self._widened(self._from_index(s.place), lanes)}")
             return
-        if s.combiner in EXPONENTIALS:
+        if s.combiner == "sum_exp":
+            self._add_below(s, accumulator, value)
+            return
+        if s.combiner == "log_sum_exp":
             one = f"const[{SHORT[s.body.dtype]}, {lanes}](1)"
             self._add_exponentials(s, accumulator, accumulator, Accumulator(value, one, lanes))
             return
@@ -228,7 +237,7 @@ class AccumulatorWriter(ExpressionWriter):
             stays, _ = self._new("c", better(s, own.value, before.value), own.lanes)
             for x, y in zip(own[:2], before[:2], strict=True):
                 self._line(f"{x} = select({stays}, {x}, {y})")
-        elif s.combiner in EXPONENTIALS:
+        elif s.combiner == "log_sum_exp":
             self._add_exponentials(s, own, before, own)
         else:  # the last of equals stays, as zeros of both signs are
             self._line(f"{own.value} = {COMBINE[s.combiner]}({own.value}, {before.value})")
@@ -236,7 +245,7 @@ class AccumulatorWriter(ExpressionWriter):
     def _flush(self, r: Reduction) -> None:
         """Add the accumulators to their totals, and begin again."""
         for name, (total, lanes) in r.totals.items():
-            parts = [a[name].value for a in r.wide or [r.narrow]]
+            parts = list(dict.fromkeys(a[name].value for a in r.wide or [r.narrow]))
             sums = parts[0]
             for part in parts[1:]:
                 sums = f"add({sums}, {part})"
@@ -255,7 +264,7 @@ class AccumulatorWriter(ExpressionWriter):
                 total = f"add({total}, cast[f64]({narrow.value}))"
             return Accumulator(self._new("a", f"cast[{SHORT[gathered_dtype(s)]}]({total})", lanes)[0], "", lanes)
         result = narrow
-        wide = [accumulators[s.name] for accumulators in r.wide]
+        wide = list(dict.fromkeys(accumulators[s.name] for accumulators in r.wide))
         for accumulator in reversed(self._paired(s, wide)):
             result = self._merged(s, accumulator, result)
         assert result is not None
@@ -274,19 +283,14 @@ class AccumulatorWriter(ExpressionWriter):
     def _pair(self, s: Statement, a: Accumulator, b: Accumulator) -> Accumulator:
         if s.place is not None:
             return self._better_of(s, a, b)
-        if s.combiner in EXPONENTIALS:
-            self._add_exponentials(s, a, a, b)
-            return a
         return a._replace(value=self._new("a", f"{COMBINE[s.combiner]}({a.value}, {b.value})", a.lanes)[0])
 
     def _merged(self, s: Statement, wide: Accumulator, narrow: Accumulator | None) -> Accumulator:
         """Two accumulators as one, of one lane."""
         value, place, lanes = wide
-        if s.combiner in EXPONENTIALS:
-            one = wide if lanes == 1 else self._below(s, wide, f"reduce_max({value})", "reduce_add")
-            if narrow is not None:
-                self._add_exponentials(s, narrow, narrow, one)
-            return narrow or one
+        if s.combiner == "sum_exp":
+            one = Accumulator(value, self._new("b", f"reduce_add({place})", 1)[0] if lanes > 1 else place)
+            return one if narrow is None else self._both_below(s, one, narrow)
         if s.place is None:
             across = value if lanes == 1 else f"{_ACROSS[s.combiner]}({value})"
             if narrow is None:
@@ -332,15 +336,38 @@ class AccumulatorWriter(ExpressionWriter):
         self._line(f"{to.value} = {high}")
         self._line(f"{to.place} = {total}")
 
-    def _below(self, s: Statement, own: Accumulator, greatest: str, add: str) -> Accumulator:
-        """Sums of exponentials as one: each below the greatest value of all, and then added up."""
-        lanes, short = own.lanes, SHORT[s.body.dtype]
+    def _add_below(self, s: Statement, accumulator: Accumulator, value: str) -> None:
+        """Add the exponentials of a vector below the greatest value so far, of which there may be none: then they are 0.
+
+        The processor's own exponential is good enough: it is the less exact the farther below, where less depends on it.
+        """
+        greatest, total, lanes = accumulator
+        top = value if lanes == 1 else f"reduce_max({value})"
+        high, _ = self._new("a", f"maximum({greatest}, {top})", 1)
+        level, exp = self._level(s, high), self.scaled_by.get(s.body.dtype, "exp")
+        factor, _ = self._new("b", f"{exp}(sub({greatest}, {level}))", 1)
+        wide, factors = (self._widened((x, 1), lanes) for x in (level, factor))
+        self._line(f"{total} = fma({total}, {factors}, {exp}(sub({value}, {wide})))")
+        self._line(f"{greatest} = {high}")
+
+    def _level(self, s: Statement, greatest: str) -> str:
+        """What exponentials are below: the greatest value, or 0 if all are minus infinity."""
+        short = SHORT[s.body.dtype]
+        is_least = f"eq({greatest}, neg(infinity[{short}, 1]()))"
+        return self._new("b", f"select({is_least}, const[{short}, 1](0), {greatest})", 1)[0]
+
+    def _below(self, s: Statement, own: Accumulator, greatest: str, total: str) -> Accumulator:
+        """A sum of exponentials, of one lane, below a greatest value of others, too."""
         high, _ = self._new("a", greatest, 1)
-        wide = self._widened((high, 1), lanes)
         exp = self.scaled_by.get(s.body.dtype, "exp")
-        factor = f"select(eq({own.value}, {wide}), const[{short}, {lanes}](1), {exp}(sub({own.value}, {wide})))"
-        total, _ = self._new("b", f"{add}(mul({own.place}, {factor}))", 1)
-        return Accumulator(high, total)
+        scaled = f"mul({total}, {exp}(sub({own.value}, {self._level(s, high)})))"
+        return Accumulator(high, self._new("b", scaled, 1)[0])
+
+    def _both_below(self, s: Statement, a: Accumulator, b: Accumulator) -> Accumulator:
+        """Two sums of exponentials as one, of one lane."""
+        high, _ = self._new("a", f"maximum({a.value}, {b.value})", 1)
+        parts = [self._below(s, x, high, x.place).place for x in (a, b)]
+        return Accumulator(high, self._new("b", f"add({', '.join(parts)})", 1)[0])
 
     def _taken(self, s: Statement, accumulator: Accumulator) -> Value:
         """What a statement gives: the place, or the value in its own dtype."""
@@ -377,7 +404,7 @@ def _initial(combiner: str, dtype: torch.dtype, lanes: int) -> str:
     short = SHORT[dtype]
     if combiner in _FIRST:
         return f"const[{short}, {lanes}]({_FIRST[combiner]})"
-    smallest = combiner in ("maximum", "argmax", *EXPONENTIALS)
+    smallest = combiner in ("maximum", "argmax", "log_sum_exp", "sum_exp")
     if dtype.is_floating_point:
         return f"neg(infinity[{short}, {lanes}]())" if smallest else f"infinity[{short}, {lanes}]()"
     info = torch.iinfo(dtype)

@@ -345,8 +345,16 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
 
     def _chains(self, stage: StageNest, along: Var) -> int:
         steps = cost.count([along]) // self._stride(along, self.nest.lanes)
+        if any(s.combiner == "sum_exp" for s in stage.statements):
+            return 1
         if any(s.place is not None for s in stage.statements):  # chains become one by many instructions
             return UNROLLED if steps >= UNROLLED**2 else 1
+        return min(UNROLLED, 1 << max(0, steps.bit_length() - 1))
+
+    def _at_once(self, stage: StageNest, along: Var) -> int:
+        steps = cost.count([along]) // self._stride(along, self.nest.lanes)
+        if not any(s.combiner == "sum_exp" for s in stage.statements):
+            return 1
         return min(UNROLLED, 1 << max(0, steps.bit_length() - 1))
 
     def _enter(self, k: int) -> None:

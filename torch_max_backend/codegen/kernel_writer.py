@@ -355,7 +355,7 @@ class KernelWriter(AccumulatorWriter):
         if along is not None:
             lanes = self._lanes_of(along)
             chains = self._chains(stage, along) if _is_short(stage, self.rows) else 1
-            wide = [self._accumulators(stage, lanes) for _ in range(chains)]
+            wide = [self._accumulators(stage, lanes) for _ in range(chains)] * self._at_once(stage, along)
         if along is None or not (_divides(along, self._lanes_of(along)) or self._can_be_masked(along, stage)):
             narrow = self._accumulators(stage, self.lanes)
         r = Reduction(stage, along, wide, narrow, self._totals(stage, wide or [narrow]))
@@ -375,6 +375,10 @@ class KernelWriter(AccumulatorWriter):
         unrolled = UNROLLED if self.rows == 1 else UNROLLED_ROWS if self.rows <= MOST_UNROLLED else 1
         return unrolled if _fits(along, self._stride(along, self._lanes_of(along)) * unrolled) else 1
 
+    def _at_once(self, stage: StageNest, along: Var) -> int:
+        """How many vectors in a row go to each accumulator of a reduction, and are read together."""
+        return 1
+
     def _reduced(self, r: Reduction, k: int) -> None:
         """The reduced loops from the one of number ``k`` on. The innermost one stops now and then for the totals."""
         if k == len(r.stage.reduced):
@@ -385,7 +389,7 @@ class KernelWriter(AccumulatorWriter):
         if not r.totals or k + 1 < len(r.stage.reduced):
             self._reduced_loop(r, k, name, end)
             return
-        each = self._stride(v, self._lanes_of(v)) * len(r.wide) if v == r.along else self._stride(v, 1)
+        each = self._stride(v, self._lanes_of(v)) * r.chains if v == r.along else self._stride(v, 1)
         if isinstance(v.size, int) and v.size <= CHAIN * each:
             self._reduced_loop(r, k, name, end)
             self._flush(r)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch_max_backend.codegen.accumulators import COMBINE, EXPONENTIALS, Accumulator, gathered_dtype
+from torch_max_backend.codegen.accumulators import COMBINE, Accumulator, gathered_dtype
 from torch_max_backend.codegen.kernel_writer import KernelWriter
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.loops.expr import SHORT
@@ -54,8 +54,9 @@ class ThreadExchange(KernelWriter):
             return self._best_of_threads(s, own)
         threads = self.nest.threads
         together = "warp_{}" + f"[{threads}]" if threads <= WARP else "block_{}"
-        if s.combiner in EXPONENTIALS:
-            return self._below(s, own, f"{together.format('max')}({own.value})", together.format("add"))
+        if s.combiner == "sum_exp":
+            one = self._below(s, own, f"{together.format('max')}({own.value})", own.place)
+            return one._replace(place=self._new("a", f"{together.format('add')}({one.place})", 1)[0])
         call = together.format(_TOGETHER[s.combiner])
         return Accumulator(self._new("a", f"{call}({own.value})", 1)[0])
 
@@ -199,7 +200,7 @@ class ThreadExchange(KernelWriter):
         own = Accumulator(self._new("a", value, 1)[0])
         if s.place is not None:
             own = own._replace(place=self._new("at", self._from_index(s.place)[0], 1)[0])
-        elif s.combiner in EXPONENTIALS:
+        elif s.combiner == "log_sum_exp":
             own = own._replace(place=self._new("sum", f"const[{SHORT[s.body.dtype]}, 1](1)", 1)[0])
         by, lane = 1, "mine" if self.nest.threads <= WARP else f"rem32(mine, {WARP})"
         while by < min(WARP, self.nest.threads):
