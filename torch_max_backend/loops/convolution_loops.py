@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from torch_max_backend.loops.expr import Scalar, cast, constant, op, rounded
-from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.expr import Scalar, cast, constant, op, rounded, select
+from torch_max_backend.loops.index import Index, clamped
 from torch_max_backend.loops.rules.windows import Window, where_all, windows_of
 from torch_max_backend.loops.tensor import Shape, Tensor, computed_in, define, reduce
 
@@ -52,8 +52,13 @@ def is_depthwise(args: Sequence[Any], result: Sequence[int]) -> bool:
 
 # convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
 #     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
-def convolved(args: Sequence[Any]) -> Tensor:
-    """What a convolution that is not transposed gives: added up in float32 for floats of 16 bits, and rounded once."""
+def convolved(args: Sequence[Any], branches: bool = True) -> Tensor:
+    """What a convolution that is not transposed gives: added up in float32 for floats of 16 bits, and rounded once.
+
+    Args:
+        branches: Whether taps in the padding are left out. Otherwise a place next to each is read, and 0 is taken for
+            it: on a GPU all reads are under way together then.
+    """
     x, weight, bias, stride, padding, dilation, _, _, groups = args
     taps = [int(n.constant) for n in weight.shape[2:]]
     windows = windows_of(x, taps, stride, padding, dilation, False, len(taps))
@@ -66,11 +71,17 @@ def convolved(args: Sequence[Any]) -> Tensor:
         group = feature if each == 1 else feature // each
 
         def product(k: tuple[Index, ...], total: Scalar) -> Scalar:
-            place = (w.position(i, t) for w, i, t in zip(windows, o, k, strict=True))
+            place = [w.position(i, t) for w, i, t in zip(windows, o, k, strict=True)]
+            if not branches:
+                ends = [(i, Index.of(w.inputs) - 1) for w, i in zip(windows, place, strict=True)]
+                value = x.at((n, group * inside + channel, *(clamped(i, Index.of(0), last) for i, last in ends)))
+                for condition in (c for w, i, t in zip(windows, o, k, strict=True) for c in w.inside(i, t)):
+                    value = select(condition, value, constant(0, x.dtype))
+                return op("fma", cast(value, inner), cast(weight.at((feature, channel, *k)), inner), total)
             value = x.at((n, group * inside + channel, *place))
             return op("fma", cast(value, inner), cast(weight.at((feature, channel, *k)), inner), total)
 
-        return _window_sum(windows, o, product, constant(0, inner))
+        return _window_sum(windows, o, product, constant(0, inner), branches)
 
     if inside == 1:
         sums = Tensor(shape, inner, lambda index: window(index, Index.of(0)))
@@ -84,19 +95,19 @@ def convolved(args: Sequence[Any]) -> Tensor:
     return define(shape, x.dtype, result)
 
 
-def _window_sum(windows: Sequence[Window], o: Sequence[Index], product: Any, zero: Scalar) -> Scalar:
+def _window_sum(windows: Sequence[Window], o: Sequence[Index], product: Any, zero: Scalar, branches: bool) -> Scalar:
     """The sum over a window: row by row, so that no product waits for all that were added before.
 
-    ``product`` adds that of a tap, which is no padding, to a total.
+    ``product`` adds that of a tap to a total; if it is padding it is left out here, with ``branches``.
     """
     *others, last = windows
     total = None
     for row in itertools.product(*(map(Index.of, range(w.taps)) for w in others)):
         own = zero
         for k in map(Index.of, range(last.taps)):
-            own = where_all(last.inside(o[-1], k), product((*row, k), own), own)
+            own = where_all(last.inside(o[-1], k) if branches else [], product((*row, k), own), own)
         is_inside = [c for w, i, k in zip(others, o, row, strict=False) for c in w.inside(i, k)]
-        own = where_all(is_inside, own, zero)
+        own = where_all(is_inside if branches else [], own, zero)
         total = own if total is None else total + own
     assert total is not None
     return total

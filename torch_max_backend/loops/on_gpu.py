@@ -28,6 +28,7 @@ from torch_max_backend.loops.convolution_layout import (
     CudnnConvolution,
     cudnn_dtypes,
 )
+from torch_max_backend.loops.convolution_loops import FEW_TAPS, convolved, is_depthwise
 from torch_max_backend.loops.expr import constant, select, variables
 from torch_max_backend.loops.from_region import FromRegion
 from torch_max_backend.loops.index import Index
@@ -107,7 +108,18 @@ class OnGpu(FromRegion):
             return None
         return product_as_loops(args, kwargs)
 
+    def _is_better_as_loops(self, args: Sequence[Any], promise: torch.Tensor) -> bool:
+        """Whether a convolution is depthwise and of few taps: cuDNN takes several times as long as reading it."""
+        x, weight, is_transposed = args[0], args[1], args[6]
+        sizes = [Index.of(n) for of in (x.shape, weight.shape, self.symbols.shape(promise.shape)) for n in of]
+        if is_transposed or not all(n.is_constant for n in sizes):
+            return False
+        taps = math.prod(int(s.constant) for s in weight.shape[2:])
+        return is_depthwise(args, promise.shape) and taps <= FEW_TAPS and x.dtype is not torch.float64
+
     def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
+        if target is aten.convolution.default and self._is_better_as_loops(args, promise):
+            return convolved(args, branches=False)
         if target is aten.convolution.default and args[2] is not None:
             self.adds_bias = True
             result = self._call(target, [*args[:2], None, *args[3:]], kwargs, promise)

@@ -174,7 +174,7 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         if found is not None:
             return found
         found = _held(n.outer, stages, common, min(k for s, k in zip(stages, possible, strict=True) if s.inner), outer)
-        if found is not None and (once is None or found.threads <= gpu.WARP or sum(bool(s.inner) for s in once) > 1):
+        if found is not None and (once is None or not _is_better_read_again(found, once)):
             return found
     if once is not None:
         stages, possible = once, [_inner_lanes(s) for s in once]
@@ -195,6 +195,10 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         while most > gpu.BLOCK and outer * most // 2 >= gpu.BUSY * 3 // 4:
             most //= 2  # several small blocks do not all wait for their last threads at once
         each = max(1, gpu.READS // max(1, len({i for s in stages for i, _ in accesses(s) if _is_of_rows(i, n, s)})))
+    if alone is not None and any(x.combiner == "sum_exp" for s in stages for x in s.statements):
+        each = gpu.READS * 2  # each thread's greatest value and sum take long to become one with others'
+        while most > gpu.WARP * 2 and most * lanes * each > inner and outer * most // 2 >= gpu.BUSY * 2:
+            most //= 2
     while threads < most and threads * lanes < inner:
         if threads >= gpu.WARP and threads * max(lanes * each, gpu.ELEMENTS) >= inner and threads * outer >= gpu.BUSY:
             break
@@ -220,6 +224,17 @@ def _without_a_loop(n: GridNest, stages: Sequence[StageNest], size: int) -> Grid
     ):
         return n
     return dataclasses.replace(n, stages=_over_one_loop(stages, size, n.lanes), held=held)
+
+
+def _is_better_read_again(held: GridNest, once: Sequence[StageNest]) -> bool:
+    """Whether a row that threads could hold takes longer then than one that is read in one pass for what is reduced:
+    where that is all, if it is long; and where a block's threads have no more registers, but a cache has the row."""
+    (v,), *others = (s.inner for s in once if s.inner)
+    width = max(width for s in once for i, width in accesses(s) if {*s.inner} & i.variables)
+    bytes_ = cost.count([v]) * width
+    if not others:
+        return bytes_ >= gpu.LONG_BYTES
+    return held.threads == gpu.MOST and held.held * held.lanes >= gpu.REGISTERS and bytes_ <= gpu.NEAR
 
 
 def _is_of_rows(index: Index, n: Nest, s: StageNest) -> bool:

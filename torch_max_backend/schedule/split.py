@@ -42,6 +42,8 @@ EVEN = 64
 """What a part's elements are a multiple of on a grid, where parts are not equal: as many threads share them."""
 SECTOR, LARGE = 32, 1 << 20
 """Bytes that a GPU's memory is read by, and of what a reduction reads that is worth another kernel."""
+WORTH_A_PART = 128
+"""Bytes that a part of a short piece of memory reads, at least: it is written and read again in float64."""
 MANY = 1 << 13
 """Elements on a CPU that are worth a kernel with full vectors: fewer are in the kernel of what needs their sums."""
 HELD = 64
@@ -374,12 +376,14 @@ def _piece(d: Definition, wide: Sequence[Var], layouts: Mapping[str, Layout], ma
     """The last loop, if it is a piece of memory so short that blocks with neighbouring results read the same sectors.
 
     So are a group's channels where channels are last. Each place of the piece is a part then, and blocks have all
-    neighbours.
+    neighbours. A small window of an image is read by a thread, since its parts would be as much to write and to read.
     """
     *others, last = wide
     width = width_read(d)
     most, least_work = (SECTOR // width, LARGE // width) if machine.has_grid else (LANES, MANY)
     if not others or not isinstance(last.size, int) or last.size >= most or cost.iterations(d) < least_work:
+        return None
+    if machine.has_grid and cost.count(others) * width < WORTH_A_PART:
         return None
     read = [layouts[x.source].address(x.index) for x in loads(d.body) if last in variables(x)]
     return last if read and any(all(runs_on(i, v, last) for i in read) for v in d.variables if v.size != 1) else None
