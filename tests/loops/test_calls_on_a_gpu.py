@@ -74,7 +74,8 @@ def test_groups_that_fill_no_tile_stay_contiguous(
         return F.relu(F.conv2d(x, w, groups=groups))
 
     channels = groups * inside
-    (call,) = calls(program_of(function, half(2, channels, 9, 9), half(channels, inside, 3, 3)))
+    taps = 5 if inside == 1 else 3  # with fewer, a depthwise one is no call
+    (call,) = calls(program_of(function, half(2, channels, 9, 9), half(channels, inside, taps, taps)))
     assert (strides(call)[1] == 1) is is_last
 
 
@@ -110,7 +111,7 @@ def test_float32_without_tf32_is_contiguous(
 
 @pytest.mark.parametrize(
     ("image", "weight"),
-    [((2, 16, 9, 9), (8, 16, 3, 3)), ((2, 32, 256, 256), (32, 32, 1, 1)), ((2, 64, 64, 64), (64, 1, 3, 3))],
+    [((2, 16, 9, 9), (8, 16, 3, 3)), ((2, 32, 256, 256), (32, 32, 1, 1)), ((2, 64, 64, 64), (64, 1, 5, 5))],
     ids=["small", "one tap", "depthwise"],
 )
 def test_float32_is_copied_only_for_much_work(
@@ -140,8 +141,8 @@ def test_a_large_result_that_leaves_is_copied_back(program_of: Callable[..., Pro
 def test_an_image_of_one_channel_is_contiguous(program_of: Callable[..., Program], make: Any) -> None:
     """So ATen takes it, and would give a contiguous result."""
     for function in (activated, activated_twice):
-        (call,) = calls(program_of(function, make(2, 1, 512, 512), make(32, 1, 3, 3)))
-        assert strides(call) == (32 * 510**2, 510**2, 510, 1)
+        (call,) = calls(program_of(function, make(2, 1, 512, 512), make(32, 1, 5, 5)))
+        assert strides(call) == (32 * 508**2, 508**2, 508, 1)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_an_image_of_one_channel_is_contiguous(program_of: Callable[..., Program
     [
         (half, (2, 16, 9, 9), (8, 16, 3, 3), True),
         (half, (2, 60, 9, 9), (60, 15, 3, 3), False),
-        (half, (2, 1, 9, 9), (8, 1, 3, 3), False),
+        (half, (2, 1, 9, 9), (8, 1, 5, 5), False),
         (single, (2, 4, 512, 512), (8, 4, 3, 3), True),
         (single, (2, 16, 9, 9), (8, 16, 3, 3), False),
     ],
@@ -166,7 +167,7 @@ def test_gradients_lie_as_the_forward(
         op = torch.ops.aten.convolution_backward
         return op(gradient, x, w, [0], [1, 1], [0, 0], [1, 1], False, [0, 0], groups, [True, True, False])
 
-    result = image[0], weight[0], image[2] - 2, image[3] - 2
+    result = image[0], weight[0], image[2] - weight[2] + 1, image[3] - weight[3] + 1
     (call,) = calls(program_of(forward, make(*image), make(*weight)))
     assert lies_last(call.results[0]) is is_last
     (call,) = calls(program_of(backward, make(*image), make(*weight), make(*result)))
@@ -462,3 +463,17 @@ def test_a_product_of_one_row_is_a_loop(
     weight = half(columns, depth) if turned else half(depth, columns)
     assert len(calls(program_of(function, half(1, depth), weight))) == expected
     assert len(calls(program_of(function, half(2, depth), weight))) == 1
+
+
+@pytest.mark.parametrize("make", [half, single])
+@pytest.mark.parametrize(("weight", "is_call"), [((32, 1, 3, 3), False), ((32, 1, 5, 5), True), ((32, 2, 3, 3), True)])
+def test_depthwise_convolutions_of_few_taps_are_loops(
+    program_of: Callable[..., Program], make: Any, weight: tuple[int, ...], is_call: bool
+) -> None:
+    """With what follows in the same kernel."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.conv2d(x, w, bias, padding=1, groups=32 // weight[1]))
+
+    program = program_of(function, make(2, 32, 40, 40), make(*weight), make(32))
+    assert len(calls(program)) == is_call

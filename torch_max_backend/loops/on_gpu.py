@@ -109,13 +109,22 @@ class OnGpu(FromRegion):
         return product_as_loops(args, kwargs)
 
     def _is_better_as_loops(self, args: Sequence[Any], promise: torch.Tensor) -> bool:
-        """Whether a convolution is depthwise and of few taps: cuDNN takes several times as long as reading it."""
+        """Whether a convolution is depthwise and of few taps: cuDNN takes several times as long as reading it, unless
+        channels are last and each has one feature."""
         x, weight, is_transposed = args[0], args[1], args[6]
         sizes = [Index.of(n) for of in (x.shape, weight.shape, self.symbols.shape(promise.shape)) for n in of]
         if is_transposed or not all(n.is_constant for n in sizes):
             return False
         taps = math.prod(int(s.constant) for s in weight.shape[2:])
-        return is_depthwise(args, promise.shape) and taps <= FEW_TAPS and x.dtype is not torch.float64
+        if not is_depthwise(args, promise.shape) or taps > FEW_TAPS or x.dtype is torch.float64:
+            return False
+        if weight.shape[0] != x.shape[1]:
+            return True
+        if source_of(x) in self.memory:
+            return self._last(x, self._in_place(x)) is None
+        shapes = (x.shape, weight.shape, self.symbols.shape(promise.shape))
+        image, kernel, result = ([int(s.constant) for s in shape] for shape in shapes)
+        return not self._kind(image, kernel, result, args[6], args[8], x.dtype).gains(1, copies=False)
 
     def _library(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], promise: Any) -> Any:
         if target is aten.convolution.default and self._is_better_as_loops(args, promise):

@@ -48,7 +48,7 @@ LOOKED_AT = 16
 LONG_ROW, FEW_WARPS, READS = 1024, 2, 4
 """Elements of a row that a warp reads in several rounds, and the warps of a block then: those of a block with more end
 at different times, and all wait for the last one; the vectors of such rows that a thread reads for one reduction."""
-LONG_BYTES, NEAR = 1 << 14, 1 << 16
+LONG_BYTES, NEAR = 1 << 13, 1 << 16
 """Bytes of a row from which on reductions alone do not hold it, and up to which the rows that are under way are read
 again from a cache faster than 1,024 threads hold them, each as many elements as it can."""
 COLUMNS = 32
