@@ -337,9 +337,10 @@ class AccumulatorWriter(ExpressionWriter):
         self._line(f"{to.place} = {total}")
 
     def _add_below(self, s: Statement, accumulator: Accumulator, value: str) -> None:
-        """Add the exponentials of a vector below the greatest value so far, of which there may be none: then they are 0.
+        """Add the exponentials of a vector below the greatest value so far. Of minus infinity they are 0.
 
-        The processor's own exponential is good enough: it is the less exact the farther below, where less depends on it.
+        The processor's own exponential is good enough: it is the less exact the farther below, where less depends on
+        it.
         """
         greatest, total, lanes = accumulator
         top = value if lanes == 1 else f"reduce_max({value})"

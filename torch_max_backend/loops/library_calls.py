@@ -54,6 +54,11 @@ class LibraryCalls:
         """What collectives read, by the names of their results."""
         self.defined: dict[Any, Tensor] = {}
         """What was computed for libraries to read, by shape, dtype and the scalar at an index."""
+        self.sources: dict[fx.Node, str] = {}
+        """What nodes' values are loaded from, as far as that was asked for."""
+        self.results: dict[str, Definition | Called] = {}
+        """What the first ``seen`` steps give, by name."""
+        self.seen = 0
         self.node = next(iter(region.nodes), None)
         """The node at work."""
         self.convolutions = sum(n.target is torch.ops.aten.convolution.default for n in region.nodes)
@@ -363,7 +368,8 @@ class LibraryCalls:
         if not isinstance(load, Load):
             return None
         if load.source not in self.memory:
-            step = next(s for s in self.builder.program.steps if isinstance(s, Definition) and s.name == load.source)
+            step = self._result_named(load.source)
+            assert isinstance(step, Definition)
             leaving = self._leaving_strides(step)
             if leaving is None and order is not None and self._is_whole(x, load.source):
                 self.builder.program.orders[load.source] = order
@@ -400,23 +406,32 @@ class LibraryCalls:
     def _leaving_strides(self, d: Definition) -> Shape | None:
         """The strides with which a definition will leave, if it will, as far as is known when a library reads it."""
         for port in self.region.outputs:
-            x = None if port.free else self.env.get(port.node)
-            if isinstance(x, Tensor) and source_of(x) == d.name and self._is_whole(x, d.name):
+            if not port.free and self._is_result(port.node, d):
                 return dense_strides(d.sizes, port.order)
         for target, source in self.region.stores:
-            x = self.env.get(source)
-            if isinstance(x, Tensor) and source_of(x) == d.name and self._is_whole(x, d.name):
+            if self._is_result(source, d):
                 return self._stored_strides(target, source)
         return None
 
+    def _is_result(self, node: fx.Node, d: Definition) -> bool:
+        """Whether a node's value is known, and is a definition as it is."""
+        x = self.env.get(node)
+        if node not in self.sources and x is not None:
+            self.sources[node] = source_of(x) if isinstance(x, Tensor) else ""
+        return isinstance(x, Tensor) and self.sources.get(node) == d.name and self._is_whole(x, d.name)
+
     def _is_whole(self, x: Tensor, name: str) -> bool:
+        found = self._result_named(name)
         index = tuple(map(Index.of, variables_of(x)))
-        for step in self.builder.program.steps:
-            results = step.results if isinstance(step, Call) else (step,)
-            for found in results:
-                if found is not None and found.name == name:
-                    return x.at(index) == Load(name, index, x.dtype) and found.sizes == x.shape
-        return False
+        return found is not None and x.at(index) == Load(name, index, x.dtype) and found.sizes == x.shape
+
+    def _result_named(self, name: str) -> Definition | Called | None:
+        """The definition of that name, or the result of a call."""
+        steps = self.builder.program.steps
+        for step in steps[self.seen :]:
+            self.results.update((r.name, r) for r in (step.results if isinstance(step, Call) else (step,)) if r)
+        self.seen = len(steps)
+        return self.results.get(name)
 
 
 def _lie_alike(sizes: Shape, a: Shape, b: Shape) -> bool:

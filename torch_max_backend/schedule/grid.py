@@ -24,7 +24,7 @@ from torch_max_backend.loops.program import Definition, Scan, Scatter, Sort
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_elements import thread_each
-from torch_max_backend.schedule.grid_memory import accesses, best_loop, pace
+from torch_max_backend.schedule.grid_memory import best_loop, pace
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.grid_rows import along_inner, columns, common_loop, held_columns, scans
 from torch_max_backend.schedule.grid_sorts import sorts
@@ -93,11 +93,12 @@ def _has_windows(n: Nest, fast: Var) -> bool:
     several = all(sum(v.size != 1 for v in s.inner) > 1 for s in n.stages if s.inner)
     steps = [(pace(x.index[0], fast), x.dtype.itemsize) for x in moving]
     near = all(step is not None and 0 <= step * width <= gpu.SECTOR for step, width in steps)
-    return several and near and not (_is_whole_vector(n) and all(step == n.stages[0].inner[-1].size for step, _ in steps))
+    are_apart = _is_whole_vector(n) and all(step == n.stages[0].inner[-1].size for step, _ in steps)
+    return several and near and not are_apart
 
 
 def _is_whole_vector(n: Nest) -> bool:
     """Whether a row of each window is a vector as wide as can be read, which neighbours don't read."""
-    (v, *others) = {s.inner[-1] for s in n.stages if s.inner}
-    widths = {width for s in n.stages for i, width in accesses(s) if v in i.variables}
+    v, *others = {s.inner[-1] for s in n.stages if s.inner}
+    widths = {width for s in n.stages for i, width in s.accesses if v in i.variables}
     return not others and isinstance(v.size, int) and bool(widths) and v.size * min(widths) % gpu.BYTES == 0

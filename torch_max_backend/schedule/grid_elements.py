@@ -11,7 +11,6 @@ from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_interleaved import Interleaved, interleaved
 from torch_max_backend.schedule.grid_memory import (
-    accesses,
     is_apart,
     is_in_step,
     is_vectorizable,
@@ -55,7 +54,7 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
     if (plain or scattered) and (lanes == 1 or is_whole(fast, lanes)):
         written = sum(s.dtype.itemsize for s in n.stages[0].statements if s.address is not None) * lanes
         stores = {s.address for s in n.stages[0].statements}
-        reads = len({i for i, _ in accesses(n.stages[0])} - stores)
+        reads = len({i for i, _ in n.stages[0].accesses} - stores)
         most = min(gpu.TIMES, gpu.BYTES // max(1, written), 2 * gpu.AHEAD // max(1, reads))
         each = times(outer // lanes, max(1, most))
     return GridNest(n.outer, n.stages, fast if lanes > 1 else None, rows=rows, lanes=lanes, each=each)
@@ -118,7 +117,7 @@ def _beyond_rows(n: Nest, fast: Var, outer: int) -> GridNest | None:
         return None
     loops = tuple(sorted(n.outer, key=lambda v: -(distance(stores[0], v) or 0)))
     place = place_of(loops)
-    along = [(i, width) for i, width in accesses(stage) if distance(i, fast) == 1]
+    along = [(i, width) for i, width in stage.accesses if distance(i, fast) == 1]
     widest = max(s.dtype.itemsize for s in stage.statements if s.address is not None)
     lanes = min(8, gpu.BYTES // max(widest, min(width for _, width in along))) if along else 1
     while lanes > 1 and outer < gpu.BUSY * lanes:
@@ -127,7 +126,7 @@ def _beyond_rows(n: Nest, fast: Var, outer: int) -> GridNest | None:
         isinstance(x, Guarded) and fast in variables(x.condition) for s in stage.statements for x in walk(s.body)
     )
     fitting = sum(is_in_step(i, place, lanes) for i, _ in along)
-    if sum(is_apart(i, fast) for i, _ in accesses(stage)) > len(along):  # lanes would be read one by one
+    if sum(is_apart(i, fast) for i, _ in stage.accesses) > len(along):  # lanes would be read one by one
         return None
     if lanes <= lanes_along(fast, n.stages) or loops[-1] != fast or guards > gpu.GUARDS or fitting * 2 < len(along):
         return None

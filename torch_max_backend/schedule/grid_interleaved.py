@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch_max_backend.loops.expr import Guarded, nested, variables, walk
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.schedule import grid_limits as gpu
-from torch_max_backend.schedule.grid_memory import accesses, is_aligned
+from torch_max_backend.schedule.grid_memory import is_aligned
 from torch_max_backend.schedule.nest import Nest, StageNest
 
 
@@ -59,11 +59,9 @@ def interleaved(n: Nest, outer: int) -> Interleaved | None:
 
 def _of(stage: StageNest, short: Var, long: Var, outer: int) -> Interleaved | None:
     pair = Interleaved(short, long, 1)
-    mixed = [(i, width) for i, width in accesses(stage) if pair.holds(i)]
-    along = [(i, width) for i, width in accesses(stage) if _step(i, long) == 1]
-    others = [
-        i for i, _ in accesses(stage) if {short, long} & i.variables and not pair.holds(i) and _step(i, long) != 1
-    ]
+    mixed = [(i, width) for i, width in stage.accesses if pair.holds(i)]
+    along = [(i, width) for i, width in stage.accesses if _step(i, long) == 1]
+    others = [i for i, _ in stage.accesses if {short, long} & i.variables and not pair.holds(i) and _step(i, long) != 1]
     stores = [(s.address, s.dtype.itemsize) for s in stage.statements if s.address is not None]
     if not mixed or not along or len(others) > len(mixed) or not _are_read_plainly(stage, pair):
         return None
@@ -92,7 +90,7 @@ def _possible(pair: Interleaved, stores: list[tuple[Index, int]], widest: int) -
 
 def _are_read_plainly(stage: StageNest, pair: Interleaved) -> bool:
     """Whether no value of either loop is in what an index is computed from."""
-    addresses = [i for i, _ in accesses(stage)]
+    addresses = [i for i, _ in stage.accesses]
     return not any({pair.short, pair.long} & variables(x) for i in addresses for x in nested(i))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -13,16 +13,6 @@ from torch_max_backend.loops.program import Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.nest import StageNest, Statement, distance
-
-
-def accesses(stage: StageNest) -> Iterator[tuple[Index, int]]:
-    """Every address that a stage reads or writes, with the bytes of an element."""
-    for s in stage.statements:
-        for x in walk(*s.expressions):
-            if isinstance(x, Load) and x.index:
-                yield x.index[0], x.dtype.itemsize
-        if s.address is not None:
-            yield s.address, s.dtype.itemsize
 
 
 def _along(v: Var, stages: tuple[StageNest, ...], outer: tuple[Var, ...]) -> int:
@@ -103,14 +93,14 @@ def lanes_along(v: Var, stages: tuple[StageNest, ...], results_are_few: bool = F
             if s.address is not None and s.address.stride(v) != 0:
                 stores.append((s.address, s.dtype.itemsize))
                 counting += [s.dtype.itemsize] if not results_are_few or {*stage.free} & s.address.variables else []
-    along = [(i, width) for s in stages for i, width in accesses(s) if distance(i, v) == 1]
-    apart = sum(is_apart(i, v) for s in stages for i, _ in accesses(s))
+    along = [(i, width) for s in stages for i, width in s.accesses if distance(i, v) == 1]
+    apart = sum(is_apart(i, v) for s in stages for i, _ in s.accesses)
     conditions = [x.condition for x in walk(*(x.body for s in stages for x in s.statements)) if isinstance(x, Guarded)]
     if not along or apart > len(along) or any(distance(i, v) != 1 for i, _ in stores):
         return 1
     widest = max(counting, default=1)
     lanes = min(8, gpu.BYTES // max(widest, min(width for _, width in along)))
-    loads = [i for s in stages for i, _ in accesses(s) if distance(i, v) != 1]
+    loads = [i for s in stages for i, _ in s.accesses if distance(i, v) != 1]
     while lanes > 1 and (
         cost.count([v]) < lanes
         or sum(not is_same_within(x, v, lanes) for x in conditions) > gpu.GUARDS
@@ -186,8 +176,9 @@ def _whole_number(x: Scalar) -> Index | None:
 
 def is_apart(index: Index, v: Var) -> bool:
     """Whether neighbours along ``v`` are no neighbours in memory, nor the same or neighbours in turns."""
-    if distance(index, v) == 1 or index.stride(v) == 0:
-        return False
+    step = index.stride(v)
+    if step is not None:
+        return step != 0 and abs(step.typical) != 1 and cost.count([v]) > 1
     places = _places(index, v, range(min(cost.count([v]), gpu.LOOKED_AT)))
     return not places or any(b - a not in (0, 1) for a, b in itertools.pairwise(places))
 

@@ -11,7 +11,6 @@ from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_elements import thread_each, times
 from torch_max_backend.schedule.grid_memory import (
-    accesses,
     best_loop,
     is_aligned,
     is_vectorizable,
@@ -48,7 +47,7 @@ def columns(n: Nest, fast: Var | None, outer: int, inner: int) -> GridNest:
     lanes = 1 if fast is None or not is_vectorizable(fast, n.stages) else lanes_along(fast, n.stages, True)
     if any(x.place is not None for s in n.stages for x in s.statements):
         lanes = 1
-    read = [width for s in n.stages for i, width in accesses(s) if {*s.inner} & i.variables]
+    read = [width for s in n.stages for i, width in s.accesses if {*s.inner} & i.variables]
     width = min(read, default=1)
     near = _near(n, fast)
     while lanes > 1 and (
@@ -80,7 +79,7 @@ def _near(n: Nest, fast: Var | None) -> list[Var]:
     """Outer loops of which an iteration begins where the one before ends in memory, or little behind that, the
     innermost one last: threads with neighbouring indices of them read the same lines."""
     found = [] if fast is None else [fast]
-    read = {(i, width) for s in n.stages for i, width in accesses(s) if {*s.inner} & i.variables}
+    read = {(i, width) for s in n.stages for i, width in s.accesses if {*s.inner} & i.variables}
     for v in reversed([w for w in n.outer if w != fast] if found else []):
         steps = [(i.stride(v), cost.count(found) * distance(i, found[-1]) * width, width) for i, width in read]
         if any(
@@ -125,7 +124,7 @@ def held_columns(n: Nest, fast: Var, size: int, outer: int) -> GridNest | None:
 
 def _fewer_neighbours(n: Nest, fast: Var, rows: int, threads: int, lanes: int) -> int:
     """As few neighbours as let several blocks run at once, if these read whole lines still."""
-    width = min((width for s in n.stages for i, width in accesses(s) if distance(i, fast) == 1), default=1)
+    width = min((width for s in n.stages for i, width in s.accesses if distance(i, fast) == 1), default=1)
     while rows * threads > 2 * gpu.BLOCK and rows * lanes * width >= 2 * gpu.LINE:
         rows //= 2
     return rows
@@ -134,7 +133,7 @@ def _fewer_neighbours(n: Nest, fast: Var, rows: int, threads: int, lanes: int) -
 def _held_across(n: Nest, size: int, outer: int) -> GridNest | None:
     """A block has a few neighbouring outer indices, where some of what moves with them lies along them in memory, and
     the rest along the inner loops: neighbouring threads read and write parts of lines both ways."""
-    moving = [(i, width) for s in n.stages for i, width in accesses(s) if {*s.inner} & i.variables]
+    moving = [(i, width) for s in n.stages for i, width in s.accesses if {*s.inner} & i.variables]
     moving = [(i, width) for i, width in dict.fromkeys(moving) if {*n.outer} & i.variables]
     along = {v: sum(width for i, width in moving if distance(i, v) == 1) for v in n.outer}
     fast = max(along, key=lambda v: along[v], default=None)
@@ -167,17 +166,13 @@ def _held_across(n: Nest, size: int, outer: int) -> GridNest | None:
 def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
     """Neighbouring threads have neighbouring elements of the inner loops, each stage along its best."""
     stages = [_with_best_last(s, n.outer) for s in n.stages]
-    possible = [_inner_lanes(s) for s in stages]
     common, once = common_loop(stages), in_one_pass(stages)
     if common is not None:
-        found = _held_across(n, common, outer)
-        if found is not None:
+        found = _held_across(n, common, outer) or _held(n.outer, stages, common, outer)
+        if found is not None and (once is None or found.columns or not _is_better_read_again(found, once)):
             return found
-        found = _held(n.outer, stages, common, min(k for s, k in zip(stages, possible, strict=True) if s.inner), outer)
-        if found is not None and (once is None or not _is_better_read_again(found, once)):
-            return found
-    if once is not None:
-        stages, possible = once, [_inner_lanes(s) for s in once]
+    stages = stages if once is None else once
+    possible = [_inner_lanes(s) for s in stages]
     alone = lone_loop(stages)
     if alone is not None:
         found = _unrolled(n.outer, stages, alone, max(possible), outer)
@@ -190,12 +185,24 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         dataclasses.replace(s, vector=s.inner[-1]) if k >= lanes and _has_vectors(s) else s
         for s, k in zip(map(_with_pieces_as_one, stages) if lanes == 1 else stages, possible, strict=True)
     ]
-    threads, each, most = 1, gpu.EACH, gpu.MOST
-    if alone is not None and inner >= gpu.LONG_ROW:
+    are_places = any(x.place is not None for s in stages for x in s.statements)
+    threads = _sharing(n, stages, outer, inner, lanes)
+    if are_places or (lanes == 1 and inner <= gpu.WINDOW):  # what every thread computes first, or tells others, is dear
+        while 1 < threads <= gpu.WARP and threads * gpu.EACH // 2 > inner and threads * outer >= gpu.BUSY * 2:
+            threads //= 2
+    rows = _rows(threads, outer) if inner < gpu.LONG_ROW else max(1, gpu.FEW_WARPS * gpu.WARP // threads)
+    found = GridNest(n.outer, tuple(chosen), rows=rows, threads=threads, lanes=lanes)
+    return found if alone is None or are_places else _without_a_loop(found, stages, alone)
+
+
+def _sharing(n: Nest, stages: Sequence[StageNest], outer: int, inner: int, lanes: int) -> int:
+    """How many threads share the inner loops of an outer index, and have several elements each."""
+    threads, each, most, alone = 1, gpu.EACH, gpu.MOST, lone_loop(stages) is not None
+    if alone and inner >= gpu.LONG_ROW:
         while most > gpu.BLOCK and outer * most // 2 >= gpu.BUSY * 3 // 4:
             most //= 2  # several small blocks do not all wait for their last threads at once
-        each = max(1, gpu.READS // max(1, len({i for s in stages for i, _ in accesses(s) if _is_of_rows(i, n, s)})))
-    if alone is not None and any(x.combiner == "sum_exp" for s in stages for x in s.statements):
+        each = max(1, gpu.READS // max(1, len({i for s in stages for i, _ in s.accesses if _is_of_rows(i, n, s)})))
+    if alone and any(x.combiner == "sum_exp" for s in stages for x in s.statements):
         each = gpu.READS * 2  # each thread's greatest value and sum take long to become one with others'
         while most > gpu.WARP * 2 and most * lanes * each > inner and outer * most // 2 >= gpu.BUSY * 2:
             most //= 2
@@ -203,13 +210,7 @@ def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
         if threads >= gpu.WARP and threads * max(lanes * each, gpu.ELEMENTS) >= inner and threads * outer >= gpu.BUSY:
             break
         threads *= 2
-    are_places = any(x.place is not None for s in n.stages for x in s.statements)
-    if are_places or (lanes == 1 and inner <= gpu.WINDOW):  # what every thread computes first, or tells others, is dear
-        while 1 < threads <= gpu.WARP and threads * gpu.EACH // 2 > inner and threads * outer >= gpu.BUSY * 2:
-            threads //= 2
-    rows = _rows(threads, outer) if inner < gpu.LONG_ROW else max(1, gpu.FEW_WARPS * gpu.WARP // threads)
-    found = GridNest(n.outer, tuple(chosen), rows=rows, threads=threads, lanes=lanes)
-    return found if alone is None or are_places else _without_a_loop(found, stages, alone)
+    return threads
 
 
 def _without_a_loop(n: GridNest, stages: Sequence[StageNest], size: int) -> GridNest:
@@ -230,7 +231,7 @@ def _is_better_read_again(held: GridNest, once: Sequence[StageNest]) -> bool:
     """Whether a row that threads could hold takes longer then than one that is read in one pass for what is reduced:
     where that is all, if it is long; and where a block's threads have no more registers, but a cache has the row."""
     (v,), *others = (s.inner for s in once if s.inner)
-    width = max(width for s in once for i, width in accesses(s) if {*s.inner} & i.variables)
+    width = max(width for s in once for i, width in s.accesses if {*s.inner} & i.variables)
     bytes_ = cost.count([v]) * width
     if not others:
         return bytes_ >= gpu.LONG_BYTES
@@ -285,8 +286,9 @@ def lone_loop(stages: Sequence[StageNest]) -> int | None:
     return v.size if isinstance(v.size, int) else None
 
 
-def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int, count: int) -> GridNest | None:
+def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, count: int) -> GridNest | None:
     """A nest whose threads keep their elements of a row in registers; none if these are too many."""
+    lanes = min(_inner_lanes(s) for s in stages if s.inner)
     if size <= gpu.SHORT and count >= gpu.BUSY:  # vectors as they are written: what is read may be so lane by lane
         lanes = max(lanes, min((lanes_of_stores(s.inner[0], (s,)) or 8 for s in stages if s.inner), default=1))
     while lanes > 1 and size % lanes:
@@ -309,7 +311,7 @@ def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int
 def _least_threads(stages: list[StageNest], size: int) -> int:
     """Threads that read a row together at least, so that neighbours read whole sectors: two where rows are as short as
     one, and tell each other little then."""
-    row = size * max(width for s in stages for i, width in accesses(s) if {*s.inner} & i.variables)
+    row = size * max(width for s in stages for i, width in s.accesses if {*s.inner} & i.variables)
     return 2 if row <= gpu.SECTOR else 4 if row <= 2 * gpu.SECTOR else gpu.SECTOR // 4
 
 
@@ -325,7 +327,7 @@ def _unrolled(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes:
         lanes //= 2
     places = any(x.place is not None for s in stages for x in s.statements)
     (v,) = (w for s in stages for w in s.inner)
-    width = max((width for s in stages for i, width in accesses(s) if v in i.variables), default=1)
+    width = max((width for s in stages for i, width in s.accesses if v in i.variables), default=1)
     vectors = -(-size // lanes)
     threads = 1
     if count < gpu.BUSY or size * width > gpu.SECTOR * (1 if lanes == 1 else 2):

@@ -6,7 +6,7 @@ from torch_max_backend.loops.expr import loads
 from torch_max_backend.loops.program import Sort
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
-from torch_max_backend.schedule.grid_memory import accesses, best_loop
+from torch_max_backend.schedule.grid_memory import best_loop
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import Nest, OwnRow, Statement, distance, row_of
 
@@ -40,7 +40,7 @@ def sorts(n: Nest) -> GridNest:
     loops, rows = n.outer, max(1, gpu.BLOCK // threads)
     if is_across and fast is not None:
         loops = (*(w for w in n.outer if w != fast), fast)
-        rows = max(rows, gpu.SECTOR // min(width for i, width in accesses(stage) if distance(i, fast) == 1))
+        rows = max(rows, gpu.SECTOR // min(width for i, width in stage.accesses if distance(i, fast) == 1))
     elif threads > gpu.WARP:
         rows = 1  # its threads wait for no others
     least, room = max(1, gpu.WARP // threads), row_bytes(sort, threads, held, is_across)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -73,6 +74,15 @@ class StageNest:
     def inner(self) -> tuple[Var, ...]:
         """All loops, the outermost first."""
         return (*self.free, *self.reduced)
+
+    @cached_property
+    def accesses(self) -> tuple[tuple[Index, int], ...]:
+        """Every address that is read or written, with the bytes of an element."""
+        found: list[tuple[Index, int]] = []
+        for s in self.statements:
+            found += [(x.index[0], x.dtype.itemsize) for x in walk(*s.expressions) if isinstance(x, Load) and x.index]
+            found += [(s.address, s.dtype.itemsize)] if s.address is not None else []
+        return tuple(found)
 
     def __str__(self) -> str:
         loops = ", ".join(f"{v}:{v.size}{' in vectors' if v == self.vector else ''}" for v in self.inner)

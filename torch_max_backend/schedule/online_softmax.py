@@ -15,10 +15,10 @@ from torch_max_backend.schedule.nest import StageNest, Statement, substituted
 def in_one_pass(stages: Sequence[StageNest]) -> list[StageNest] | None:
     """Stages of which one finds both a maximum and the sum of exponentials below it; none if there are no such two.
 
-    Before: ``m = maximum of x[r]``, then over the row again ``s = sum of exp(x[r] - m)``. After: ``m`` beside ``s_scaled
-    = sum_exp of x[r]``, which is scaled whenever the maximum grows, then once ``s = s_scaled + (m - m)``. The difference
-    is 0, or NaN of an infinite maximum, as the sum is. Where a sum is below ``m``, or below 0 if that is infinite (as
-    logsumexp's), it is ``exp(m)`` then.
+    Before: ``m = maximum of x[r]``, then over the row again ``s = sum of exp(x[r] - m)``. After: beside ``m``
+    ``s_scaled = sum_exp of x[r]``, which is scaled whenever the maximum grows, then once ``s = s_scaled + (m - m)``.
+    The difference is 0, or NaN of an infinite maximum, as the sum is. Where a sum is below ``m``, or below 0 if that is
+    infinite (as logsumexp's), it is ``exp(m)`` then.
     """
     for i, first in enumerate(stages):
         for m in first.statements:
@@ -50,9 +50,7 @@ def _joined(stages: Sequence[StageNest], i: int, j: int, m: Statement) -> list[S
         return None
     total, greatest = Load(f"{s.name}_scaled", (), torch.float32), _of(m)
     is_guarded = any(x.source in guarded for x in _loads([s]))
-    value = (
-        select(op("is_inf", greatest), op("exp", greatest), total) if is_guarded else total + (greatest - greatest)
-    )
+    value = select(op("is_inf", greatest), op("exp", greatest), total) if is_guarded else total + (greatest - greatest)
     scaled = Statement(total.source, torch.float32, m.body, None, "sum_exp")
     once = dataclasses.replace(s, body=value if s.dtype is torch.float32 else cast(value, s.dtype), combiner="")
     return [

@@ -55,38 +55,51 @@ class Schedule:
 
 def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Program]]:
     """The program after each pass, with the pass's name."""
+    layouts = _Layouts(machine)
     for change in (without_reductions_of_one, inline, without_equal_definitions, with_late_stores):
-        program = inline(program, machine, layouts_of(program, machine)) if change is inline else change(program)
+        program = inline(program, machine, layouts(program)) if change is inline else change(program)
         yield change.__name__, program
-    program = split_long_scans(program, layouts_of(program, machine), machine)
+    program = split_long_scans(program, layouts(program), machine)
     yield split_long_scans.__name__, program
     program = wide_extremes(program, machine)
     yield wide_extremes.__name__, program
     found = (without_sums_of_one_element, inline)  # what an index of one element reads is inlined after that
     for change in found:
-        program = inline(program, machine, layouts_of(program, machine)) if change is inline else change(program)
+        program = inline(program, machine, layouts(program)) if change is inline else change(program)
         yield change.__name__, program
     program = unroll_windows(program, machine)
     yield unroll_windows.__name__, program
-    program = spread_groups(program, layouts_of(program, machine), machine)
+    program = spread_groups(program, layouts(program), machine)
     yield spread_groups.__name__, program
     program = split_divided_variables(program)
     yield split_divided_variables.__name__, program
-    program = tables(program, layouts_of(program, machine), machine)
-    yield tables.__name__, program
-    program = repeated_rows(program, layouts_of(program, machine), machine)
-    yield repeated_rows.__name__, program
-    program = turned_operands(program, layouts_of(program, machine), machine)
-    yield turned_operands.__name__, program
-    program = shared_factors(program, layouts_of(program, machine), machine)
-    yield shared_factors.__name__, program
-    program = split_long_reductions(program, layouts_of(program, machine), machine)
-    yield split_long_reductions.__name__, program
-    program = split_long_searches(program, layouts_of(program, machine), machine)
-    yield split_long_searches.__name__, program
+    for shared in (tables, repeated_rows, turned_operands, shared_factors, split_long_reductions, split_long_searches):
+        program = shared(program, layouts(program), machine)
+        yield shared.__name__, program
     program = without_equal_definitions(program)  # an extreme, and the search for its place, have the same parts
     yield without_equal_definitions.__name__, program
     yield narrow_sums.__name__, narrow_sums(program)
+
+
+class _Layouts:
+    """The layouts of programs: those of the last one again, if a pass has changed nothing in it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.last: tuple[Program, dict[str, Layout]] | None = None
+
+    def __call__(self, program: Program) -> dict[str, Layout]:
+        if self.last is None or not _are_alike(self.last[0], program):
+            self.last = program, layouts_of(program, self.machine)
+        return self.last[1]
+
+
+def _are_alike(a: Program, b: Program) -> bool:
+    """Whether two programs have the same steps, and what leaves lies alike."""
+    same = len(a.steps) == len(b.steps) and all(x is y for x, y in zip(a.steps, b.steps, strict=True))
+    return same and all(
+        getattr(a, name) == getattr(b, name) for name in ("inputs", "outputs", "stores", "orders", "rows")
+    )
 
 
 def schedule(program: Program, machine: Machine = CPU) -> Schedule:
