@@ -58,7 +58,12 @@ def _gelu(x: Scalar) -> Scalar:
 
 
 def _gelu_tanh(x: Scalar) -> Scalar:
-    return 0.5 * x * (1 + op("tanh", math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))))
+    """``x / 2 (1 + tanh u)``, which is ``x sigmoid(2 u)``: one exponential, and exact far below zero, too."""
+    return x * _share_above(x)
+
+
+def _share_above(x: Scalar) -> Scalar:
+    return op("sigmoid", math.sqrt(8 / math.pi) * (x + 0.044715 * (x * x * x)))
 
 
 # gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor
@@ -69,9 +74,9 @@ def gelu_backward(grad_output: Tensor, self: Tensor, approximate: str = "none") 
         return g * (0.5 * op("one_plus_erf", x * math.sqrt(0.5)) + x * normal)
 
     def by_tanh(g: Scalar, x: Scalar) -> Scalar:
-        k = math.sqrt(2 / math.pi)
-        t = op("tanh", k * (x + 0.044715 * (x * x * x)))
-        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (k * (1 + 3 * 0.044715 * (x * x))))
+        share = _share_above(x)
+        slope = math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * (x * x))
+        return g * (share + x * (share * (1 - share)) * slope)
 
     return pointwise(by_tanh if approximate == "tanh" else exact, grad_output, self)
 

@@ -38,7 +38,7 @@ def maximum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
 @always_inline("nodebug")
 def minimum_so_far[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
     """`minimum`, with any NaN for one: processors have an instruction for the rest, and the next value waits for little."""
-    if is_float(d):
+    if is_float(d) and not on_gpu():
         return select(is_nan(b), not_a_number[d, w](), select(lt(b, a), b, a))
     return minimum(a, b)
 
@@ -46,7 +46,7 @@ def minimum_so_far[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
 @always_inline("nodebug")
 def maximum_so_far[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
     """`maximum`, with any NaN for one: processors have an instruction for the rest, and the next value waits for little."""
-    if is_float(d):
+    if is_float(d) and not on_gpu():
         return select(is_nan(b), not_a_number[d, w](), select(gt(b, a), b, a))
     return maximum(a, b)
 
