@@ -294,3 +294,11 @@ def test_short_rows_are_searched_many_at_a_time(row: int, at_once: bool, dtype: 
     (text,) = str(schedule(made.program)).split("kernel over")[1:]
     assert bool(re.match(r" i\d+:500 in vectors:", text)) == at_once
     check_generated([made], [check_passes(made)], tmp_path)
+
+
+@pytest.mark.parametrize("length", [1040, 1072, 1088, 2000, 4096, 5008])
+def test_long_sums_with_vectors_left_over(length: int, tmp_path: Path) -> None:
+    """Sums are added to totals now and then, and what is left of a loop over four vectors at a time comes last."""
+    x = (torch.arange(30 * length) % 13 - 6).float().reshape(30, length)  # of which every sum is exact
+    made = program(lambda x: (reduce.over("sum", x, [1]), reduce.amax(x, [1])), x)
+    check_generated([made], [check_passes(made)], tmp_path)

@@ -406,7 +406,8 @@ class KernelWriter(AccumulatorWriter):
             lanes, copies = self._lanes_of(v), len(r.wide)
             stride = self._stride(v, lanes)
             if copies > 1:
-                steps = v.size // stride if isinstance(v.size, int) and v.size % stride == 0 else None
+                is_whole = end == self._index(Index.of(v.size))  # and not up to where totals are added up
+                steps = v.size // stride if is_whole and isinstance(v.size, int) and v.size % stride == 0 else None
                 once = steps is not None and steps < 2 * copies
                 more = f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"
                 with self._scope() if once else self._block(more):
@@ -414,7 +415,7 @@ class KernelWriter(AccumulatorWriter):
                 if steps is not None:
                     with self._scope():
                         self._vector_each(r, name, stride, r.wide[: steps % copies])
-            if _fits(v, lanes) and not (copies > 1 and _divides(v, stride)):
+            if _fits(v, lanes) and not (copies > 1 and (steps is not None or _divides(v, stride * copies))):
                 with self._vectors(v, name, end):
                     self._body(r.stage, r.wide[0])
             if _divides(v, lanes):
