@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.codegen.test_emulated_kernels import for_gpu
+from tests.support.grid_emulator import emulated
 from torch_max_backend import reports
 from torch_max_backend.loops import convolution_loops
+from torch_max_backend.loops.tensor import Tensor
 
 pytestmark = pytest.mark.sampled
 
@@ -105,3 +108,18 @@ def test_a_chain_of_separable_convolutions_calls_a_library_for_products_alone() 
 def test_no_images() -> None:
     """There are no images."""
     assert calls_of(nn.Conv2d(2, 3, 3), torch.randn(0, 2, 5, 5)) == CONVOLUTION
+
+
+@pytest.mark.parametrize("features", [6, 12])
+def test_depthwise_on_a_gpu_takes_nothing_from_beside_the_image(features: int) -> None:
+    """By the emulator. What is infinite or NaN at a border is in the windows that have it, and in no others."""
+    x = torch.randn(2, 6, 9, 7, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 0, 0], x[1, 5, -1, -1], x[1, 2, 4, 0] = float("inf"), float("nan"), -float("inf")
+    weight = torch.randn(features, 1, 3, 3, generator=torch.Generator().manual_seed(1))
+    settings = ([2, 1], [2, 1], [1, 2])
+
+    def function(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return (convolution_loops.convolved([x, weight, None, *settings, False, [0, 0], 6], branches=False),)
+
+    (found,) = emulated(for_gpu(function, x, weight, smooth=True).written())(x, weight)
+    torch.testing.assert_close(found, torch.conv2d(x, weight, None, *settings, 6), equal_nan=True)

@@ -3,8 +3,9 @@
 oneDNN takes some 25 to 45 microseconds to begin, whatever the sizes. A depthwise convolution multiplies little for what
 it reads, so loops with its taps written out take no longer, and what follows is computed in the same kernel. With
 channels last in memory, a vector of channels meets its weights again at every place of a row; in other images vectors
-lie along the rows, and many taps are cut at the borders into many parts. The limits were chosen on two cores; no
-benchmark of this repository shows them.
+lie along the rows, and many taps are cut at the borders into many parts. On an NVIDIA GPU depthwise
+ones alone are loops (`loops/on_gpu.py`). The limits were chosen on two cores and on an H200; no benchmark of this
+repository shows them.
 """
 
 from __future__ import annotations
