@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch_max_backend.loops.rules import reduce, views
 from torch_max_backend.loops.tensor import Tensor, pointwise
 from torch_max_backend.schedule import grid_limits
 from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.machine import gpu_of
 from torch_max_backend.schedule.plan import schedule
 
 pytestmark = [pytest.mark.any_runner("programs without a graph"), pytest.mark.sampled]
@@ -81,6 +83,55 @@ def test_sums_of_odd_rows(columns: int, dtype: torch.dtype) -> None:
     check_emulated(
         for_gpu(lambda x: (reduce.over("sum", x, [1]), reduce.amax(x, [1])), numbers(70, columns, dtype=dtype))
     )
+
+
+# -- rows of a cluster -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("columns", "dtype", "blocks", "threads", "held"),
+    [
+        (65536, torch.bfloat16, 4, 2048, 4), (131072, torch.bfloat16, 8, 4096, 4), (40000, torch.float16, 4, 2048, 3),
+        (262144, torch.float32, 8, 8192, 8), (151936, torch.bfloat16, 8, 8192, 3),
+    ],
+)  # fmt: skip
+def test_a_long_row_is_a_cluster_s(columns: int, dtype: torch.dtype, blocks: int, threads: int, held: int) -> None:
+    """A launch has so many blocks for each row, and the registers of their threads hold it."""
+    made = for_gpu(normalized, torch.zeros(3000, columns, dtype=dtype), smooth=True)
+    (nest,) = nests(made)
+    assert (nest.blocks, nest.threads, nest.held, nest.block) == (blocks, threads, held, threads // blocks)
+    written = made.written()
+    assert list(written.clusters.values()) == [blocks]
+    (launch,) = (x for segment in written.spec.segments for x in segment.launches)
+    assert launch.blocks == 3000 * blocks
+    assert written.source.count("load_aligned") == held
+
+
+@pytest.mark.parametrize(
+    ("rows", "arch"), [(torch.zeros(3000, 65536), "sm_80"), (torch.zeros(3000, 50257).bfloat16(), "sm_90a")]
+)
+def test_rows_without_a_cluster(rows: torch.Tensor, arch: str) -> None:
+    """Where a GPU has none, and where no wide vectors fit: the row is read again."""
+    made = dataclasses.replace(for_gpu(normalized, rows, smooth=True), machine=gpu_of(arch))
+    (nest,) = nests(made)
+    assert (nest.blocks, nest.held) == (1, 0)
+    assert not made.written().clusters and "cluster_" not in made.written().source
+
+
+def softmax_and_extremes(x: Tensor) -> tuple[Tensor, ...]:
+    return reduce.softmax(x, 1, False), reduce.amin(x, [1]), reduce.over("sum", x, [1])
+
+
+@pytest.mark.parametrize("columns", [320, 480, 512])
+@pytest.mark.parametrize("function", [normalized, softmax_and_extremes])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rows_of_clusters(
+    columns: int, function: Callable[..., tuple[Tensor, ...]], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With blocks of one warp, and rows that begin behind what all threads have."""
+    for name, value in {"MOST": 32, "OF_CLUSTER": 32, "REGISTERS": 8, "HELD": 1, "NARROW": 1, "ALONE": 0}.items():
+        monkeypatch.setattr(grid_limits, name, value)
+    made = for_gpu(function, numbers(5, columns, dtype=dtype), smooth=True)
+    assert {n.blocks for n in nests(made)} == {2}
+    check_emulated(made)
 
 
 # -- rows of a thread --------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ Beside the results it finds what a GPU would not show, or only now and then:
 
 - an access outside of its tensor, or to an address that is no multiple of its vector;
 - an element that two threads write, or that one thread reads and another one writes without a barrier between;
-- a barrier, a shuffle or a reduction of threads at which not all of them are;
+- a barrier, a shuffle or a reduction of threads at which not all of them are; a value for a block of a cluster that may
+  not run yet;
 - a number that is divided as one of 32 bits, and is none; a remainder of a negative number;
 - a result of a thread without an element of its own: such a one computes another's, and must keep that to itself.
 
@@ -114,6 +115,7 @@ class Grid:
         """For which threads the statement at work is about another thread's element."""
         self.variables: dict[str, Any] = {}
         self.line = ""
+        self.cluster_has_begun = self.cluster_has_waited = False
 
     # -- checks ------------------------------------------------------------------------------------------------
     def check(self, holds: torch.Tensor | bool, what: str) -> None:
@@ -154,11 +156,12 @@ class Grid:
         self.in_warp = self.in_warp + self.mask
 
     # -- values of other threads -------------------------------------------------------------------------------
-    def folded(self, function: str, x: torch.Tensor, width: int) -> torch.Tensor:
-        """The values of ``width`` neighbouring threads as one."""
-        x = x.expand(len(self.every), 1).reshape(-1, width)
-        self.idle = self.idle.reshape(-1, width).any(1, keepdim=True).expand(-1, width).reshape(-1)
-        return _FOLDS[function](x).to(x.dtype).reshape(-1, 1).expand(-1, width).reshape(-1, 1)
+    def folded(self, function: str, x: torch.Tensor, width: int, threads: int = 1) -> torch.Tensor:
+        """``width`` neighbouring values as one, of which each has so many threads."""
+        x = x.expand(len(self.every) // threads, 1).reshape(-1, width)
+        every = width * threads
+        self.idle = self.idle.reshape(-1, every).any(1, keepdim=True).expand(-1, every).reshape(-1)
+        return _FOLDS[function](x).to(x.dtype).reshape(-1, 1).expand(-1, every).reshape(-1, 1)
 
     def of_warp(self, function: str, width: int, x: torch.Tensor) -> torch.Tensor:
         self.together(self.warp, "a reduction of the warp")
@@ -169,6 +172,15 @@ class Grid:
         self.block_barrier()
         self.check(self.threads % WARP == 0, "a block of other than whole warps")
         return self.folded(function, x, self.threads)
+
+    def of_cluster(self, function: str, blocks: int, x: torch.Tensor) -> torch.Tensor:
+        """The values of a cluster's blocks as one; all threads of a block have the same."""
+        self.check(self.cluster_has_waited, "a value is told to a block that may not run yet")
+        self.together(self.block // blocks, "a reduction of the cluster")
+        self.block_barrier()
+        x = x.expand(len(self.every), 1).reshape(-1, self.threads)
+        self.check((x == x[:, :1]).all() | x.isnan().any(), "a block tells more than one value")
+        return self.folded(function, x[:, :1].reshape(-1, 1), blocks, self.threads)
 
     def shuffled(self, x: torch.Tensor, lane: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """The values of other lanes; of its own, where there is no such lane."""
@@ -384,6 +396,8 @@ class Threads:
         kind, _, rest = name.partition("_")
         if kind in ("warp", "block") and rest in _FOLDS:
             return grid.of_warp(rest, *fixed, *args) if kind == "warp" else grid.of_block(rest, *args)
+        if kind == "cluster" and rest in _FOLDS:
+            return grid.of_cluster(rest, *fixed, *args)
         if kind == "reduce":
             return _FOLDS[rest](args[0]).to(args[0].dtype)
         exact = name.removesuffix("_nearly")
@@ -565,6 +579,15 @@ class Threads:
 
     def _shared_store(self, p: Pointer, i: Any, x: torch.Tensor) -> None:
         self.grid.store(p, self.in_block(p, i, x.shape[1]), x)
+
+    def _cluster_begin(self) -> None:
+        self.grid.together(torch.zeros_like(self.grid.block), "the beginning of clusters")
+        self.grid.cluster_has_begun = True
+
+    def _cluster_wait(self) -> None:
+        self.grid.check(self.grid.cluster_has_begun, "a wait for a cluster that has not begun")
+        self.grid.together(torch.zeros_like(self.grid.block), "a wait for the cluster")
+        self.grid.cluster_has_waited = True
 
     def _block_barrier(self) -> None:
         self.grid.block_barrier()

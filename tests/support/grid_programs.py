@@ -39,7 +39,7 @@ def on_gpu(written: Sequence[WrittenProgram], folder: Path) -> list[Callable[...
     launcher.write_bytes(build_launcher())
 
     def bound(program: WrittenProgram) -> Callable[..., Any]:
-        cubin = build_cubin(program.source, arch=architecture(0), threads=program.threads)
+        cubin = build_cubin(program.source, arch=architecture(0), threads=program.threads, clusters=program.clusters)
         return program.spec.bind(GridLibrary(cubin, digest(cubin), launcher, 0))
 
     with ThreadPoolExecutor() as pool:

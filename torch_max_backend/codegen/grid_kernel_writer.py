@@ -127,8 +127,13 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         row, mine = (f"rem32({thread}, {rows})", f"div32({thread}, {rows})") if nest.columns else (
             f"div32({thread}, {threads})", f"rem32({thread}, {threads})"
         )  # fmt: skip
-        self._line(f"var row: Int = block_index() * {rows} + {row}")
-        self._line(f"var mine: Int = {mine}")
+        if nest.blocks > 1:
+            self._line("cluster_begin()")
+            self._line(f"var row: Int = div32(block_index(), {nest.blocks})")
+            self._line(f"var mine: Int = rem32(block_index(), {nest.blocks}) * {nest.block} + thread_in_block()")
+        else:
+            self._line(f"var row: Int = block_index() * {rows} + {row}")
+            self._line(f"var mine: Int = {mine}")
         self._line("var part: Int = imin(row, total - 1)")
         with self._placed("part", sizes):
             self._iteration()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch_max_backend.codegen.grid_kernel_writer import GridKernelWriter
 from torch_max_backend.codegen.sorted_row_writer import SortedRowWriter
 from torch_max_backend.codegen.source import KernelTexts, Slot
 from torch_max_backend.loops.index import Index
 from torch_max_backend.runtime.grid_program import KernelLaunch
+from torch_max_backend.schedule.alike import Form
 from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.nest import Nest
 
 NAMED, LONGEST = 3, 22
 """Ops in the name of a kernel and letters of them, at most: Mojo shortens names of more than 32 letters."""
@@ -29,10 +31,12 @@ def _writer(nest: GridNest, slots: Mapping[str, Slot]) -> GridKernelWriter:
 class GridSource:
     """A kernel for each different nest. The launches of a segment take their parameters from one table, as it has."""
 
-    def __init__(self) -> None:
-        self._texts = KernelTexts(_writer, _ops)  # type: ignore[arg-type]
+    def __init__(self, form: Callable[[Nest], Form | None]) -> None:
+        self._texts = KernelTexts(_writer, form, _ops)  # type: ignore[arg-type]
         self.threads: dict[str, int] = {}
         """The threads of a block, by kernel."""
+        self.clusters: dict[str, int] = {}
+        """The blocks of a cluster, by kernel, where there are clusters."""
 
     @property
     def kernels(self) -> int:
@@ -54,12 +58,17 @@ class GridSource:
             return numbers.setdefault(x, len(slots) + len(numbers))
 
         for nest in nests:
-            name, kernel = self._texts.add(nest, slots)
-            self.threads[name] = nest.block
+            kernel = self._texts.add(nest, slots)
+            self.threads[kernel.name] = nest.block
             parameters = [slots[n].number for n in kernel.tensors] + [place(x) for x in kernel.numbers]
             parts = nest.parts
-            blocks = -(-parts.constant // nest.share) if parts.is_constant else (place(parts), nest.share)
-            launches.append(KernelLaunch(name, blocks, nest.block, tuple(parameters)))
+            if parts.is_constant:
+                blocks: int | tuple[int, int] = -(-parts.constant // nest.share) * nest.blocks
+            else:  # a cluster has one outer index
+                blocks = place(parts * nest.blocks), nest.share
+            if nest.blocks > 1:
+                self.clusters[kernel.name] = nest.blocks
+            launches.append(KernelLaunch(kernel.name, blocks, nest.block, tuple(parameters)))
         return tuple(launches), list(numbers)
 
     def text(self) -> str:

@@ -59,11 +59,6 @@ class KernelWriter(AccumulatorWriter):
         self.in_rows: dict[tuple[str, Index], tuple[str, Var]] = {}
         """Blocks of rows that have been turned as a whole, and the loops along them."""
 
-    def origins(self) -> list[str]:
-        """The ops and the user's lines that the kernel comes from."""
-        found = (s.where for stage in self.nest.stages for s in stage.statements if s.where)
-        return [where.splitlines()[0][:150] for where in dict.fromkeys(found)]
-
     def text(self) -> str:
         """The kernel as a function ``KERNEL`` of the tensors that it touches; equal for equal kernels."""
         with self._scope():

@@ -54,6 +54,8 @@ class WrittenProgram:
     symbols: tuple[Any, ...] = ()
     threads: Mapping[str, int] | None = None
     """For a GPU, the threads of a block by kernel."""
+    clusters: Mapping[str, int] = field(default_factory=dict)
+    """The blocks of a cluster by kernel, where a kernel has clusters."""
     strides: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Of outputs that may lie in memory in any way, by position."""
     totals: tuple[Index, ...] = ()
@@ -110,7 +112,7 @@ class _Writer:
         self.values: dict[str, Any] = {}
         self.lines: list[str] = []
         self.segments: list[SegmentSpec | GridSegmentSpec] = []
-        self.source = Source(KernelWriter)
+        self.source = Source(KernelWriter, plan.form)
         self.memory = self._memory(region, self.plan, self.dtypes, in_place)
         nests = [s for s in steps if not isinstance(s, Call)]
         self.rough = rough_tensors(nests, {*self.memory.as_tensors, *in_place})
@@ -324,7 +326,7 @@ class _GridWriter(_Writer):
         self, region: Region, plan: Schedule, checked: Sequence[bool], profiled: bool, gpu: int, check_indices: bool
     ) -> None:
         super().__init__(region, plan, checked, profiled)
-        self.gpu, self.grid, self.check_indices = gpu, GridSource(), check_indices
+        self.gpu, self.grid, self.check_indices = gpu, GridSource(plan.form), check_indices
 
     def _allocation(self, name: str) -> str:
         given, new = self.memory.donated.get(name), super()._allocation(name)
@@ -376,6 +378,7 @@ class _GridWriter(_Writer):
             self.grid.text(),
             symbols,
             self.grid.threads,
+            self.grid.clusters,
             self._free_strides(),
             self.memory.totals,
             self.plan.program.symbols,

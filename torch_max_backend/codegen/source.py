@@ -16,6 +16,7 @@ import torch
 
 from torch_max_backend.loops.expr import SHORT, Checked, Load, walk
 from torch_max_backend.loops.index import Index
+from torch_max_backend.schedule.alike import Form
 from torch_max_backend.schedule.nest import Nest
 
 ERRORS = "errors"
@@ -48,8 +49,32 @@ class Writer(Protocol):
     def text(self) -> str:
         """The kernel as a function ``KERNEL`` of its tensors and its numbers."""
 
-    def origins(self) -> list[str]:
-        """Where the kernel comes from, as comments."""
+
+@dataclass(frozen=True)
+class WrittenKernel:
+    """A kernel's name, and what it takes: tensors, and behind them numbers. ``form`` is that of the nest it is of."""
+
+    name: str
+    tensors: tuple[str, ...]
+    numbers: tuple[Index, ...]
+    form: Form | None
+
+    def of(self, form: Form) -> WrittenKernel:
+        """The same for another nest of the form."""
+        assert self.form is not None
+        own = dict(zip(self.form.names, form.names, strict=True))
+        return WrittenKernel(self.name, tuple(own.get(n, n) for n in self.tensors), self.numbers, form)
+
+
+def _facts(slot: Slot | None) -> object:
+    """What a kernel's text may depend on."""
+    return None if slot is None else (slot.dtype, slot.is_rough)
+
+
+def origins_of(nest: Nest) -> list[str]:
+    """The ops and the user's lines that a nest comes from."""
+    found = (s.where for stage in nest.stages for s in stage.statements if s.where)
+    return [where.splitlines()[0][:150] for where in dict.fromkeys(found)]
 
 
 class KernelTexts:
@@ -58,9 +83,11 @@ class KernelTexts:
     def __init__(
         self,
         writer: Callable[[Nest, Mapping[str, Slot]], Writer],
+        form: Callable[[Nest], Form | None],
         suffix: Callable[[Sequence[str]], str] = lambda origins: "",
     ) -> None:
-        self._writer, self._suffix = writer, suffix
+        self._writer, self._form, self._suffix = writer, form, suffix
+        self._written: dict[tuple[Any, ...] | None, WrittenKernel] = {}
         self._kernels: dict[str, str] = {}
         self._origins: dict[str, dict[str, None]] = {}
 
@@ -69,12 +96,19 @@ class KernelTexts:
         """How many different kernels there are."""
         return len(self._kernels)
 
-    def add(self, nest: Nest, slots: Mapping[str, Slot]) -> tuple[str, Writer]:
-        """The name of a nest's kernel, and what has written it."""
-        kernel = self._writer(nest, slots)
-        name = self._kernels.setdefault(kernel.text(), f"kernel{len(self._kernels)}{self._suffix(kernel.origins())}")
-        self._origins.setdefault(name, {}).update(dict.fromkeys(kernel.origins()))
-        return name, kernel
+    def add(self, nest: Nest, slots: Mapping[str, Slot]) -> WrittenKernel:
+        """The kernel of a nest: one that has been written for another one of its form, or a new one."""
+        form, origins = self._form(nest), origins_of(nest)
+        key = None if form is None else (form.key, *map(_facts, map(slots.get, form.names)))
+        found = self._written.get(key)
+        if found is None:
+            kernel = self._writer(nest, slots)
+            name = self._kernels.setdefault(kernel.text(), f"kernel{len(self._kernels)}{self._suffix(origins)}")
+            found = WrittenKernel(name, tuple(kernel.tensors), tuple(kernel.numbers), form)
+            if key is not None:
+                self._written[key] = found
+        self._origins.setdefault(found.name, {}).update(dict.fromkeys(origins))
+        return found if form is None else found.of(form)
 
     def texts(self) -> list[str]:
         """The kernels' functions, with where they come from as comments."""
@@ -88,8 +122,10 @@ class KernelTexts:
 class Source:
     """The Mojo source of a program: a kernel for each different nest, and a function for each segment."""
 
-    def __init__(self, writer: Callable[[Nest, Mapping[str, Slot]], Writer]) -> None:
-        self._texts = KernelTexts(writer)
+    def __init__(
+        self, writer: Callable[[Nest, Mapping[str, Slot]], Writer], form: Callable[[Nest], Form | None]
+    ) -> None:
+        self._texts = KernelTexts(writer, form)
         self._segments: list[str] = []
 
     @property
@@ -110,7 +146,7 @@ class Source:
         since: list[tuple[str, bool, bool]] = []
         numbers: dict[Index, int] = {}
         for nest in nests:
-            name, kernel = self._texts.add(nest, slots)
+            kernel = self._texts.add(nest, slots)
             is_alone = not nest.outer  # the first thread runs it, and needs not wait for itself
             touches = [(tensor, writes, is_alone) for tensor, writes in touched(nest)]
             if any(_need_order(x, y) and _meet(memory[x[0]], memory[y[0]]) for x in since for y in touches):
@@ -119,7 +155,7 @@ class Source:
             since += touches
             tensors = [f"t.pointer[{SHORT[slots[n].dtype]}]({slots[n].number})" for n in kernel.tensors]
             given = [f"t.int({numbers.setdefault(x, len(slots) + len(numbers))})" for x in kernel.numbers]
-            lines.append(f"    {name}({', '.join([*tensors, *given])})")
+            lines.append(f"    {kernel.name}({', '.join([*tensors, *given])})")
         number = len(self._segments)
         body = "\n".join(lines)
         self._segments.append(f'@export\ndef segment{number}(t: Table) abi("C"):\n{body}\n')

@@ -38,6 +38,8 @@ class ThreadExchange(KernelWriter):
         self.head: list[str] = []
         self.turn = False
         """Which of two memories the last exchange used."""
+        self.has_waited = False
+        """Whether the blocks of a cluster know that all of them run."""
 
     # -- results of an outer index ---------------------------------------------------------------------------
     def _is_known_to_all(self, s: Statement) -> bool:
@@ -52,13 +54,22 @@ class ThreadExchange(KernelWriter):
             return self._over_columns(s, own)
         if s.place is not None:
             return self._best_of_threads(s, own)
-        threads = self.nest.threads
-        together = "warp_{}" + f"[{threads}]" if threads <= WARP else "block_{}"
         if s.combiner == "sum_exp":
-            one = self._below(s, own, f"{together.format('max')}({own.value})", own.place)
-            return one._replace(place=self._new("a", f"{together.format('add')}({one.place})", 1)[0])
-        call = together.format(_TOGETHER[s.combiner])
-        return Accumulator(self._new("a", f"{call}({own.value})", 1)[0])
+            one = self._below(s, own, self._of_all("max", own.value), own.place)
+            return one._replace(place=self._new("a", self._of_all("add", one.place), 1)[0])
+        return Accumulator(self._new("a", self._of_all(_TOGETHER[s.combiner], own.value), 1)[0])
+
+    def _of_all(self, how: str, value: str) -> str:
+        """The values of all threads of an outer index as one."""
+        threads, blocks = self.nest.threads, self.nest.blocks
+        if threads <= WARP:
+            return f"warp_{how}[{threads}]({value})"
+        if blocks == 1:
+            return f"block_{how}({value})"
+        if not self.has_waited:
+            self._line("cluster_wait()")
+            self.has_waited = True
+        return f"cluster_{how}[{blocks}](block_{how}({value}))"
 
     def _best_of_threads(self, s: Statement, own: Accumulator) -> Accumulator:
         """The best value and its place: between lanes of a warp, and then between warps."""

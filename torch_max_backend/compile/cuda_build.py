@@ -45,7 +45,12 @@ WORTH_TRYING = 0.85
 
 
 def build_cubin(
-    source: str, *, arch: str = "sm_90a", threads: Mapping[str, int] | None = None, contract: bool = False
+    source: str,
+    *,
+    arch: str = "sm_90a",
+    threads: Mapping[str, int] | None = None,
+    clusters: Mapping[str, int] | None = None,
+    contract: bool = False,
 ) -> bytes:
     """Compile ``source`` for GPUs of one architecture; where CUDA's linker is not installed, the result is PTX.
 
@@ -54,12 +59,13 @@ def build_cubin(
         arch: As ``sm_90a``.
         threads: The most threads that a block of a kernel is launched with, by the kernel's name. A kernel without one
             may take so many registers that it cannot be launched with more than 256.
+        clusters: How many neighbouring blocks are a cluster, by the kernel's name.
         contract: Let a product and a sum become one rounding.
 
     Raises:
         CompileError: With the text of the compiler that refused, or with the reason why one could not run.
     """
-    ptx = build_ptx(source, arch=arch, threads=threads, contract=contract)
+    ptx = build_ptx(source, arch=arch, threads=threads, clusters=clusters, contract=contract)
     linked = link(ptx, arch)
     if linked is None:
         log.debug("CUDA's linker is not installed: the driver compiles PTX where it is loaded")
@@ -123,7 +129,12 @@ def build_launcher(cpu: str = "") -> bytes:
 
 
 def build_ptx(
-    source: str, *, arch: str = "sm_90a", threads: Mapping[str, int] | None = None, contract: bool = False
+    source: str,
+    *,
+    arch: str = "sm_90a",
+    threads: Mapping[str, int] | None = None,
+    clusters: Mapping[str, int] | None = None,
+    contract: bool = False,
 ) -> str:
     """The PTX of a source: see :func:`build_cubin`."""
     with compiler_folder() as folder:
@@ -146,7 +157,7 @@ def build_ptx(
         environment = compiler_environment(INTERFACE / "cuda", additions, INTERFACE / "raw")
         run_compiler([*command, text, "-o", product], product, environment)
         ptx = product.read_text()
-    return _with_version(_with_block_sizes(_with_math(_with_absolute_values(ptx), arch), threads or {}))
+    return _with_version(_with_block_sizes(_with_math(_with_absolute_values(ptx), arch), threads or {}, clusters or {}))
 
 
 def _number(arch: str) -> int:
@@ -181,10 +192,14 @@ def _absolute_in(body: str) -> str:
     return _GREATER.sub(shorter, body)
 
 
-def _with_block_sizes(ptx: str, threads: Mapping[str, int]) -> str:
+def _with_block_sizes(ptx: str, threads: Mapping[str, int], clusters: Mapping[str, int]) -> str:
+    """The text with the threads of blocks, and the blocks of clusters."""
+
     def bounded(entry: re.Match[str]) -> str:
-        most = threads.get(entry[2])
-        return f"{entry[1]}\n.maxntid {most}, 1, 1\n{{" if most else entry[0]
+        name = entry[2]
+        lines = [f".maxntid {threads[name]}, 1, 1"] if name in threads else []
+        lines += [f".reqnctapercluster {clusters[name]}, 1, 1"] if name in clusters else []
+        return "\n".join([entry[1], *lines, "{"]) if lines else entry[0]
 
     return _ENTRY.sub(bounded, ptx)
 

@@ -29,7 +29,7 @@ from torch_max_backend.partition.region import RESTRIDED, Region
 from torch_max_backend.runtime.cuda_launch import CUBIN
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import LIBRARY, Library, load_library
-from torch_max_backend.schedule.machine import CPU, GPU
+from torch_max_backend.schedule.machine import CPU, gpu_of
 from torch_max_backend.schedule.plan import Schedule, schedule
 
 log = logging.getLogger("torch_max_backend")
@@ -87,7 +87,8 @@ def programs_of(
                 if device.type == "cuda":
                     _for_gpu()
                 gpu = (device.index or 0) if device.type == "cuda" else None
-                plan = schedule(program, CPU if gpu is None else GPU)
+                arch = "" if gpu is None else architecture(gpu)
+                plan = schedule(program, gpu_of(arch) if arch else CPU)
                 written = write_program(region, plan, _checked(region), gpu, options.check_indices, options.profile)
         except NodesWithoutLoopsError as limit:
             without_loops.update(limit.reasons)
@@ -101,7 +102,6 @@ def programs_of(
                 raise
             log.warning("A region cannot be a program: %r. MAX compiles it instead.", error)
             continue
-        arch = "" if gpu is None else architecture(gpu)
         found[k] = Program(written, _job(written, region, arch, options), k, program, plan, arch)
     return found
 
@@ -141,7 +141,7 @@ def _is_computed(node: fx.Node) -> bool:
 
 def _job(written: WrittenProgram, region: Region, arch: str, options: Options) -> LibraryJob | None:
     """The library of a program's kernels, if it has any."""
-    source, threads = written.source, written.threads
+    source = written.source
     if not source:
         return None
 
@@ -152,7 +152,7 @@ def _job(written: WrittenProgram, region: Region, arch: str, options: Options) -
         return build_shared_library(source, name="program", contract=False, cpu=cpu)
 
     def for_gpu() -> bytes:
-        return build_cubin(source, arch=arch, threads=threads)
+        return build_cubin(source, arch=arch, threads=written.threads, clusters=written.clusters)
 
     kind, build = (CUBIN, for_gpu) if arch else (LIBRARY, for_cpu)
     return LibraryJob(library_parts(source, arch), kind, build, store_for(options), region, written.spec.kernels)

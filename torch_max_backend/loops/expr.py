@@ -101,12 +101,12 @@ class Expr:
 
     @cached_property
     def _variables(self) -> frozenset[Var]:
-        found: set[Var] = set()
-        for y in walk(self):
-            indices = y.index if isinstance(y, Load) else (y.index,) if isinstance(y, FromIndex) else ()
-            for index in indices:
-                found |= index.variables
-        return frozenset(found)
+        indices = self.index if isinstance(self, Load) else (self.index,) if isinstance(self, FromIndex) else ()
+        return frozenset().union(*(i.variables for i in indices), *(x._variables for x in inside(self)))
+
+    @cached_property
+    def _walked(self) -> tuple[Scalar, ...]:
+        return tuple(_walk((self,)))
 
     # -- text ---------------------------------------------------------------------------------------------------
     def _text(self) -> str:
@@ -483,12 +483,14 @@ def nested(index: Index) -> Iterator[Scalar]:
             yield atom.value
 
 
-def inside(x: Scalar) -> Iterator[Scalar]:
+def inside(x: Scalar) -> tuple[Scalar, ...]:
     """What an expression is made of directly, expressions inside its indices included."""
-    yield from x.operands
     indices = x.index if isinstance(x, Load) else (x.index,) if isinstance(x, FromIndex) else ()
+    found = x.operands
     for index in indices:
-        yield from nested(index)
+        if index.terms:
+            found += tuple(nested(index))
+    return found
 
 
 def depth(x: Scalar) -> int:
@@ -509,6 +511,10 @@ def text_size(*roots: Scalar) -> int:
 
 def walk(*roots: Scalar) -> Iterator[Scalar]:
     """Every expression in ``roots`` once, operands before what uses them."""
+    return iter(roots[0]._walked) if len(roots) == 1 else _walk(roots)
+
+
+def _walk(roots: tuple[Scalar, ...]) -> Iterator[Scalar]:
     seen: set[Scalar] = set()
     stack: list[tuple[Scalar, bool]] = [(r, False) for r in reversed(roots)]
     while stack:

@@ -7,7 +7,7 @@ result is held against what torch promises for its node: dtype, rank and sizes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,6 +80,8 @@ class FromRegion(LibraryCalls):
     def __init__(self, region: Region, builder: Builder) -> None:
         super().__init__(region, builder)
         self.device = device_of(region)
+        self._decomposed: dict[Hashable, fx.Graph] = {}
+        """The graphs of decompositions, by function and arguments: layers have the same."""
 
     def program(self) -> Program:
         program = self.builder.program
@@ -275,10 +277,16 @@ class FromRegion(LibraryCalls):
             own_args, own_kwargs = tree_unflatten(own, structure)
             return function(*own_args, **own_kwargs)
 
-        try:
-            graph = self._traced_by_symbols(run, inputs) if symbolic else make_fx(run)(*map(self._fake, inputs)).graph
-        except Exception as error:  # a decomposition may refuse in any way
-            raise Unsupported(f"{target} has no loop rule, and its decomposition fails: {error}") from error
+        key = None if symbolic else (function, _spelled([args, dict(kwargs)]))
+        graph = self._decomposed.get(key)
+        if graph is None:
+            try:
+                traced = self._traced_by_symbols(run, inputs) if symbolic else make_fx(run)(*map(self._fake, inputs)).graph
+            except Exception as error:  # a decomposition may refuse in any way
+                raise Unsupported(f"{target} has no loop rule, and its decomposition fails: {error}") from error
+            graph = traced
+            if key is not None:
+                self._decomposed[key] = graph
         return self._inner(graph, inputs, target)
 
     def _fake(self, x: Tensor | Index, device: str = "meta") -> Any:
@@ -320,6 +328,17 @@ class FromRegion(LibraryCalls):
                 self.builder.wanted = _wanted(node)
                 env[node] = self._apply(node.target, args, kwargs, node.meta.get("val"))
         raise LoweringError(f"the decomposition of {target} returns nothing")
+
+
+def _spelled(x: Any) -> Hashable:
+    """An op's argument as a key: a tensor counts by its sizes and dtype, a number by its type, too."""
+    if isinstance(x, Tensor):
+        return x.shape, x.dtype
+    if isinstance(x, list | tuple):
+        return (type(x), *map(_spelled, x))
+    if isinstance(x, dict):
+        return tuple((name, _spelled(value)) for name, value in x.items())
+    return type(x), x.hex() if isinstance(x, float) else x
 
 
 def _may_be_equal(a: Index, b: Index) -> bool:

@@ -33,8 +33,8 @@ from torch_max_backend.schedule.nest import Nest, StageNest, linear_nest, merged
 from torch_max_backend.schedule.scatter_nest import update_of
 
 
-def grid_nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[str]) -> GridNest:
-    """The nest of a kernel for a GPU.
+def grid_nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[str], cluster: int = 1) -> GridNest:
+    """The nest of a kernel for a GPU, of which up to ``cluster`` blocks can work on one outer index together.
 
     Raises:
         Unsupported: It has what no GPU kernel does.
@@ -43,7 +43,7 @@ def grid_nest(kernel: Kernel, layouts: Mapping[str, Layout], local: frozenset[st
     if any(isinstance(s.how, Sort) for stage in n.stages for s in stage.statements):
         return sorts(n)
     scanned = [s for stage in n.stages for s in stage.statements if isinstance(s.how, Scan)]
-    return scans(n, scanned) if scanned else _shared_out(n)
+    return scans(n, scanned) if scanned else _shared_out(n, cluster)
 
 
 def grid_scatter(d: Definition, layouts: Mapping[str, Layout]) -> list[GridNest]:
@@ -63,7 +63,7 @@ def grid_scatter(d: Definition, layouts: Mapping[str, Layout]) -> list[GridNest]
     return [first, _shared_out(merged(Nest(loops, (StageNest((), (), (update_of(d, d.how, layouts),)),))))]
 
 
-def _shared_out(n: Nest) -> GridNest:
+def _shared_out(n: Nest, cluster: int = 1) -> GridNest:
     outer_bytes, fast = best_loop(n.outer, n.stages, n.outer)
     inner_bytes = sum(best_loop(s.inner, (s,), n.outer)[0] for s in n.stages)
     outer, inner = max(1, cost.count(n.outer)), max(cost.count(s.inner) for s in n.stages)
@@ -83,7 +83,7 @@ def _shared_out(n: Nest) -> GridNest:
         return columns(n, fast, outer, inner)
     if fast is not None and inner <= gpu.WINDOW and outer >= gpu.BUSY * 2 and _has_windows(n, fast):
         return thread_each(n, fast, outer)
-    return along_inner(n, outer, inner)
+    return along_inner(n, outer, inner, cluster)
 
 
 def _has_windows(n: Nest, fast: Var) -> bool:

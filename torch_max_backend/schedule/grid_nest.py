@@ -31,6 +31,8 @@ class GridNest(Nest):
     each: int = 1
     """Outer indices, or vectors of them, of a thread or of the threads that share them: reads of all are under way
     together."""
+    blocks: int = 1
+    """Blocks that share an outer index with all of their threads: a cluster of them, in which ``threads`` count."""
     flat: bool = False
     """Whether a thread's vector is of all outer loops as one, in the order of memory: where it goes beyond a row, its
     elements are computed one by one."""
@@ -45,11 +47,11 @@ class GridNest(Nest):
     @property
     def block(self) -> int:
         """Threads of a block."""
-        return gpu.BLOCK if self.tile is not None else self.rows * self.threads
+        return gpu.BLOCK if self.tile is not None else self.rows * self.threads // self.blocks
 
     @property
     def share(self) -> int:
-        """Outer indices, or vectors of them, of a block."""
+        """Outer indices, or vectors of them, of a block or a cluster."""
         return self.rows * self.each
 
     @property
@@ -90,6 +92,7 @@ class GridNest(Nest):
     def __str__(self) -> str:
         how = f"{self.rows} at a time, {self.threads} threads each{', neighbours apart' if self.columns else ''}"
         how += f", {self.held} vectors in registers" if self.held else ""
+        how += f", a cluster of {self.blocks} blocks" if self.blocks > 1 else ""
         how += f", {self.each} times" if self.each > 1 else ""
         how += ", beyond rows" if self.flat else ""
         how += f", {self.interleaved}" if self.interleaved is not None else ""

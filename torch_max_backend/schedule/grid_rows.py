@@ -163,13 +163,17 @@ def _held_across(n: Nest, size: int, outer: int) -> GridNest | None:
     return GridNest(loops, stages, vector, rows=rows, threads=threads, columns=True, lanes=lanes, held=held)
 
 
-def along_inner(n: Nest, outer: int, inner: int) -> GridNest:
-    """Neighbouring threads have neighbouring elements of the inner loops, each stage along its best."""
+def along_inner(n: Nest, outer: int, inner: int, cluster: int = 1) -> GridNest:
+    """Neighbouring threads have neighbouring elements of the inner loops, each stage along its best; those of up to
+    ``cluster`` blocks where one holds no row."""
     stages = [_with_best_last(s, n.outer) for s in n.stages]
     common, once = common_loop(stages), in_one_pass(stages)
     if common is not None:
         found = _held_across(n, common, outer) or _held(n.outer, stages, common, outer)
         if found is not None and (once is None or found.columns or not _is_better_read_again(found, once)):
+            return found
+        found = _held_by_cluster(n.outer, stages, common, cluster)
+        if found is not None and (once is None or not _is_better_read_again(found, once)):
             return found
     stages = stages if once is None else once
     possible = [_inner_lanes(s) for s in stages]
@@ -306,6 +310,20 @@ def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, count: int
         return None
     renamed = _over_one_loop(stages, size, lanes)
     return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)
+
+
+def _held_by_cluster(outer: tuple[Var, ...], stages: list[StageNest], size: int, most: int) -> GridNest | None:
+    """A nest in which the threads of a cluster's blocks keep a row in registers; none if these are too many."""
+    lanes = min(_inner_lanes(s) for s in stages if s.inner)
+    told = {x.body.dtype.itemsize for s in stages for x in s.statements if x.combiner}
+    if lanes <= 2 or size % lanes or not told <= gpu.TOLD:
+        return None
+    threads = 1 << (-(-size // gpu.REGISTERS) - 1).bit_length()
+    blocks = min(most, threads // gpu.OF_CLUSTER)
+    if blocks < 2 or threads // blocks > gpu.MOST:
+        return None
+    held = -(-size // (threads * lanes))
+    return GridNest(outer, _over_one_loop(stages, size, lanes), None, 1, threads=threads, lanes=lanes, held=held, blocks=blocks)
 
 
 def _least_threads(stages: list[StageNest], size: int) -> int:

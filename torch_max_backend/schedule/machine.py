@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from dataclasses import dataclass
 
 
@@ -26,6 +28,7 @@ class Machine:
         turned: Elements of a transpose in a kernel of rows that are worth a kernel of their own.
         operations: Operations on an element that take as long as reading it.
         has_grid: Whether kernels run on a grid of blocks.
+        cluster: Blocks of a grid, at most, that work on one outer index together.
     """
 
     row: int
@@ -43,6 +46,7 @@ class Machine:
     waves: int = 1
     launch: int = 0
     has_grid: bool = False
+    cluster: int = 1
 
 
 CPU = Machine(
@@ -64,5 +68,13 @@ GPU = Machine(
     waves=4,
     launch=1 << 20,
     has_grid=True,
+    cluster=8,
 )
 """One with about 132 multiprocessors, such as an H100."""
+HOPPER = 90
+"""The first architecture of NVIDIA's with clusters."""
+
+
+def gpu_of(arch: str) -> Machine:
+    """The GPU of an architecture, as ``sm_90a``."""
+    return GPU if int(re.sub(r"\D", "", arch)) >= HOPPER else dataclasses.replace(GPU, cluster=1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch_max_backend.loops.program import Call, Program, Scatter, reads
 from torch_max_backend.loops.simplify import without_reductions_of_one, without_sums_of_one_element
+from torch_max_backend.schedule.alike import AlikeKernels, Form
 from torch_max_backend.schedule.equal_definitions import without_equal_definitions
 from torch_max_backend.schedule.few_pages import in_few_pages
 from torch_max_backend.schedule.fuse import fuse
@@ -48,6 +49,8 @@ class Schedule:
     steps: list[Nest | Call]
     layouts: dict[str, Layout]
     local: frozenset[str]
+    form: Callable[[Nest], Form | None]
+    """What a nest has in common with others that differ in names alone."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps))
@@ -113,21 +116,27 @@ def schedule(program: Program, machine: Machine = CPU) -> Schedule:
     steps: list[Nest | Call] = []
     kernels = wait_late(fuse(program, layouts, machine))
     local = _local(program, kernels)
+
+    def nest_of(kernel: Kernel) -> Nest:
+        if machine.has_grid:
+            return grid_nest(kernel, layouts, local, machine.cluster)
+        return rows_inside(rows_at_once(in_few_pages(interleaved(nest(kernel, layouts, local)))))
+
+    alike = AlikeKernels(nest_of, layouts, local)
     for step in kernels:
         if isinstance(step, Call):
             steps.append(step)
         elif isinstance(step.definitions[0].how, Scatter):
             steps += (grid_scatter if machine.has_grid else scatter_nests)(step.definitions[0], layouts)
         else:
-            made = grid_nest(step, layouts, local) if machine.has_grid else nest(step, layouts, local)
-            steps.append(made if machine.has_grid else rows_inside(rows_at_once(in_few_pages(interleaved(made)))))
+            steps.append(alike.nest(step))
     if machine.has_grid:
         steps = sharing_launches(steps, program.stores)
     else:
         calls = {name for step in steps if isinstance(step, Call) for name in step.reads()}
         steps = own_rows(steps, calls | {name for name, _ in program.outputs} | {s for _, s in program.stores})
         steps = shared_elements([tails_in_vectors(step) if isinstance(step, Nest) else step for step in steps])
-    return Schedule(program, steps, layouts, local)
+    return Schedule(program, steps, layouts, local, alike.form)
 
 
 def _local(program: Program, steps: list[Kernel | Call]) -> frozenset[str]:

@@ -38,6 +38,18 @@ def zeros_like(self: Tensor, dtype: torch.dtype | None = None, **kwargs: Any) ->
     return full_like(self, 0, dtype)
 
 
+# new_zeros(Tensor self, SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor
+@rule(aten.new_zeros.default)
+def new_zeros(self: Tensor, size: list[Any], dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    return full(size, 0, dtype or self.dtype)
+
+
+# zeros(SymInt[] size, *, ScalarType? dtype=None, ...) -> Tensor
+@rule(aten.zeros.default)
+def zeros(size: list[Any], dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+    return full(size, 0, dtype or torch.get_default_dtype())
+
+
 # ones_like(Tensor self, *, ...) -> Tensor
 @rule(aten.ones_like.default)
 def ones_like(self: Tensor, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:

@@ -330,6 +330,24 @@ def diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, 
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
+# slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end, SymInt step) -> Tensor
+@rule(aten.slice_backward.default)
+def slice_backward(
+    grad_output: Tensor, input_sizes: Sequence[Size], dim: int, start: Size, end: Size, step: Size
+) -> Tensor:
+    return slice_scatter(_zeros(input_sizes, grad_output), grad_output, dim, start, end, step)
+
+
+# select_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt index) -> Tensor
+@rule(aten.select_backward.default)
+def select_backward(grad_output: Tensor, input_sizes: Sequence[Size], dim: int, index: Size) -> Tensor:
+    return select_scatter(_zeros(input_sizes, grad_output), grad_output, dim, index)
+
+
+def _zeros(sizes: Sequence[Size], like: Tensor) -> Tensor:
+    return filled(tuple(map(Index.of, sizes)), like.dtype)
+
+
 # embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx,
 #   bool scale_grad_by_freq) -> Tensor
 @rule(aten.embedding_dense_backward.default)

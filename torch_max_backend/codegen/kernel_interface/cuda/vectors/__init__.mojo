@@ -22,3 +22,4 @@ from additions import *
 from .atomics import *
 from .errors import *
 from .blocks import *
+from .clusters import *
