@@ -281,10 +281,10 @@ class FromRegion(LibraryCalls):
         graph = self._decomposed.get(key)
         if graph is None:
             try:
-                traced = self._traced_by_symbols(run, inputs) if symbolic else make_fx(run)(*map(self._fake, inputs)).graph
+                traced = self._traced_by_symbols(run, inputs) if symbolic else make_fx(run)(*map(self._fake, inputs))
             except Exception as error:  # a decomposition may refuse in any way
                 raise Unsupported(f"{target} has no loop rule, and its decomposition fails: {error}") from error
-            graph = traced
+            graph = traced.graph
             if key is not None:
                 self._decomposed[key] = graph
         return self._inner(graph, inputs, target)
@@ -294,15 +294,15 @@ class FromRegion(LibraryCalls):
             return self.symbols.back(x)
         return torch.empty([self.symbols.back(s) for s in x.shape], dtype=x.dtype, device=device)
 
-    def _traced_by_symbols(self, run: Callable[..., Any], inputs: Sequence[Any]) -> fx.Graph:
+    def _traced_by_symbols(self, run: Callable[..., Any], inputs: Sequence[Any]) -> fx.GraphModule:
         """A decomposition in terms of the region's own symbols; what it asks of them torch guards, while it can."""
         env = self.symbols.environment
         ignored = env.counter["ignored_backward_guard"]
         with FakeTensorMode(shape_env=env):
-            graph = make_fx(run)(*[self._fake(x, "cpu") for x in inputs]).graph
+            traced = make_fx(run)(*[self._fake(x, "cpu") for x in inputs])
         if env.counter["ignored_backward_guard"] > ignored:
             raise Unsupported("it asks for a size that torch cannot guard any more")
-        return graph
+        return traced
 
     def _inner(self, graph: fx.Graph, inputs: Sequence[Tensor | Index], target: Any) -> Any:
         env: dict[fx.Node, Any] = dict(zip(graph.find_nodes(op="placeholder"), inputs, strict=True))

@@ -124,9 +124,7 @@ class AlikeKernels:
         local: Those that need no memory.
     """
 
-    def __init__(
-        self, plan: Callable[[Kernel], Nest], layouts: Mapping[str, Layout], local: frozenset[str]
-    ) -> None:
+    def __init__(self, plan: Callable[[Kernel], Nest], layouts: Mapping[str, Layout], local: frozenset[str]) -> None:
         self._plan, self._layouts, self._local = plan, layouts, local
         self._known: dict[tuple[Any, ...], tuple[Nest, Kernel, Form]] = {}
         self._forms: dict[int, tuple[Nest, Form]] = {}

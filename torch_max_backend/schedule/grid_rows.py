@@ -323,7 +323,8 @@ def _held_by_cluster(outer: tuple[Var, ...], stages: list[StageNest], size: int,
     if blocks < 2 or threads // blocks > gpu.MOST:
         return None
     held = -(-size // (threads * lanes))
-    return GridNest(outer, _over_one_loop(stages, size, lanes), None, 1, threads=threads, lanes=lanes, held=held, blocks=blocks)
+    renamed = _over_one_loop(stages, size, lanes)
+    return GridNest(outer, renamed, rows=1, threads=threads, lanes=lanes, held=held, blocks=blocks)
 
 
 def _least_threads(stages: list[StageNest], size: int) -> int:
