@@ -86,23 +86,38 @@ def test_sums_of_odd_rows(columns: int, dtype: torch.dtype) -> None:
 
 
 # -- rows of a cluster -------------------------------------------------------------------------------------------------
+def added(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return normalized(pointwise(lambda a, b: cast(cast(a, torch.float32) + cast(b, torch.float32), x.dtype), x, y))
+
+
 @pytest.mark.parametrize(
     ("columns", "dtype", "blocks", "threads", "held"),
     [
-        (65536, torch.bfloat16, 4, 2048, 4), (131072, torch.bfloat16, 8, 4096, 4), (40000, torch.float16, 4, 2048, 3),
-        (262144, torch.float32, 8, 8192, 8), (151936, torch.bfloat16, 8, 8192, 3),
+        (65536, torch.bfloat16, 1, 1024, 8), (131072, torch.bfloat16, 2, 2048, 8), (40000, torch.float16, 1, 1024, 5),
+        (262144, torch.float32, 8, 8192, 8), (151936, torch.bfloat16, 4, 4096, 5), (65536, torch.float32, 2, 2048, 8),
     ],
 )  # fmt: skip
-def test_a_long_row_is_a_cluster_s(columns: int, dtype: torch.dtype, blocks: int, threads: int, held: int) -> None:
-    """A launch has so many blocks for each row, and the registers of their threads hold it."""
+def test_a_long_row_is_in_the_registers_of_many_threads(
+    columns: int, dtype: torch.dtype, blocks: int, threads: int, held: int
+) -> None:
+    """Of a block, or of a cluster of blocks, of which a launch has so many for each row."""
     made = for_gpu(normalized, torch.zeros(3000, columns, dtype=dtype), smooth=True)
     (nest,) = nests(made)
     assert (nest.blocks, nest.threads, nest.held, nest.block) == (blocks, threads, held, threads // blocks)
+    assert nest.anew == (dtype.itemsize == 2)
     written = made.written()
-    assert list(written.clusters.values()) == [blocks]
+    assert list(written.clusters.values()) == [blocks] * (blocks > 1)
     (launch,) = (x for segment in written.spec.segments for x in segment.launches)
     assert launch.blocks == 3000 * blocks
     assert written.source.count("load_aligned") == held
+    assert written.source.count(" = anew(") == 2 * held * nest.anew
+
+
+def test_a_block_has_fewer_threads_where_they_read_more() -> None:
+    rows = torch.zeros(3000, 65536)
+    for x, threads in ((rows.half(), 1024), (rows, 512)):
+        (nest,) = nests(for_gpu(added, x, x, smooth=True))
+        assert (nest.block, nest.blocks, nest.anew) == (threads, 2048 // threads, False)
 
 
 @pytest.mark.parametrize(
@@ -120,17 +135,17 @@ def softmax_and_extremes(x: Tensor) -> tuple[Tensor, ...]:
     return reduce.softmax(x, 1, False), reduce.amin(x, [1]), reduce.over("sum", x, [1])
 
 
-@pytest.mark.parametrize("columns", [320, 480, 512])
+@pytest.mark.parametrize("columns", [640, 968, 1024])
 @pytest.mark.parametrize("function", [normalized, softmax_and_extremes])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rows_of_clusters(
     columns: int, function: Callable[..., tuple[Tensor, ...]], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With blocks of one warp, and rows that begin behind what all threads have."""
-    for name, value in {"MOST": 32, "OF_CLUSTER": 32, "REGISTERS": 8, "HELD": 1, "NARROW": 1, "ALONE": 0}.items():
+    for name, value in {"MOST": 32, "REGISTERS": 8, "HELD": 1, "NARROW": 1, "ALONE": 0}.items():
         monkeypatch.setattr(grid_limits, name, value)
     made = for_gpu(function, numbers(5, columns, dtype=dtype), smooth=True)
-    assert {n.blocks for n in nests(made)} == {2}
+    assert {n.blocks for n in nests(made)} == {4 if dtype is torch.float32 else 2}
     check_emulated(made)
 
 

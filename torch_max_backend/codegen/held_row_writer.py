@@ -45,6 +45,8 @@ class HeldRowWriter(TileWriter):
         is_along = self.nest.vector is None  # or vectors have neighbouring outer indices
         if not self.kept:
             self._hold(stage)
+        elif self.nest.anew:
+            self._keep_what_is_read()
         accumulators = self._accumulators(self._without_places(stage), self.nest.lanes)
         best: Accumulators = {}
         for k in range(len(self.kept)):
@@ -146,6 +148,15 @@ class HeldRowWriter(TileWriter):
                 for k in range(len(self.kept) if moves else 0):
                     with self._at_vector(first, k):
                         self._scalar(x)
+
+    def _keep_what_is_read(self) -> None:
+        """Forget what has been computed of the vectors that a thread holds: numbers take more room than 16 bits."""
+        for _, _, scope in self.kept:
+            read = {x: value for x, value in scope.items() if isinstance(x, Load)}
+            for text, _ in read.values():
+                self._line(f"{text} = anew({text})")
+            scope.clear()
+            scope.update(read)
 
     # -- places of extremes ----------------------------------------------------------------------------------
     def _is_sure(self) -> bool:

@@ -33,6 +33,9 @@ class GridNest(Nest):
     together."""
     blocks: int = 1
     """Blocks that share an outer index with all of their threads: a cluster of them, in which ``threads`` count."""
+    anew: bool = False
+    """Whether a thread keeps nothing of the vectors that it holds but what it has read, so that it can hold more of them:
+    each stage computes the rest anew."""
     flat: bool = False
     """Whether a thread's vector is of all outer loops as one, in the order of memory: where it goes beyond a row, its
     elements are computed one by one."""
@@ -92,6 +95,7 @@ class GridNest(Nest):
     def __str__(self) -> str:
         how = f"{self.rows} at a time, {self.threads} threads each{', neighbours apart' if self.columns else ''}"
         how += f", {self.held} vectors in registers" if self.held else ""
+        how += ", and the rest anew" if self.anew else ""
         how += f", a cluster of {self.blocks} blocks" if self.blocks > 1 else ""
         how += f", {self.each} times" if self.each > 1 else ""
         how += ", beyond rows" if self.flat else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from torch_max_backend.loops.expr import Load, walk
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
@@ -172,7 +173,7 @@ def along_inner(n: Nest, outer: int, inner: int, cluster: int = 1) -> GridNest:
         found = _held_across(n, common, outer) or _held(n.outer, stages, common, outer)
         if found is not None and (once is None or found.columns or not _is_better_read_again(found, once)):
             return found
-        found = _held_by_cluster(n.outer, stages, common, cluster)
+        found = _held_by_many(n.outer, stages, common, cluster)
         if found is not None and (once is None or not _is_better_read_again(found, once)):
             return found
     stages = stages if once is None else once
@@ -312,19 +313,36 @@ def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, count: int
     return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)
 
 
-def _held_by_cluster(outer: tuple[Var, ...], stages: list[StageNest], size: int, most: int) -> GridNest | None:
-    """A nest in which the threads of a cluster's blocks keep a row in registers; none if these are too many."""
+def _held_by_many(outer: tuple[Var, ...], stages: list[StageNest], size: int, most: int) -> GridNest | None:
+    """A nest in which all threads that a block may have, or those of a cluster's blocks, keep a long row in registers;
+    none if these are too many.
+
+    A multiprocessor must have much of the rows under way. So threads have twice as many elements of a row that is read
+    in 16 bits, and keep nothing but what they have read of it.
+    """
     lanes = min(_inner_lanes(s) for s in stages if s.inner)
     told = {x.body.dtype.itemsize for s in stages for x in s.statements if x.combiner}
     if lanes <= 2 or size % lanes or not told <= gpu.TOLD:
         return None
-    threads = 1 << (-(-size // gpu.REGISTERS) - 1).bit_length()
-    blocks = min(most, threads // gpu.OF_CLUSTER)
-    if blocks < 2 or threads // blocks > gpu.MOST:
+    read = _bytes_of_rows(outer, stages)
+    anew = read <= gpu.WORD // 2
+    threads = 1 << (-(-size // (gpu.REGISTERS * (1 + anew))) - 1).bit_length()
+    blocks = max(1, min(most, threads // (gpu.MOST if read <= gpu.WORD else gpu.MOST // 2)))
+    if threads // blocks > gpu.MOST:
         return None
-    held = -(-size // (threads * lanes))
-    renamed = _over_one_loop(stages, size, lanes)
-    return GridNest(outer, renamed, rows=1, threads=threads, lanes=lanes, held=held, blocks=blocks)
+    held, renamed = -(-size // (threads * lanes)), _over_one_loop(stages, size, lanes)
+    return GridNest(outer, renamed, rows=1, threads=threads, lanes=lanes, held=held, blocks=blocks, anew=anew)
+
+
+def _bytes_of_rows(outer: Sequence[Var], stages: Sequence[StageNest]) -> int:
+    """What is read for an element of a row, of tensors that each outer index has a row of."""
+    found: dict[tuple[str, Index], int] = {}
+    for s in stages:
+        for x in (x for t in s.statements for x in walk(*t.expressions) if isinstance(x, Load) and x.index):
+            if {*s.inner} & x.index[0].variables and {*outer} & x.index[0].variables:
+                names = {v: Index.of(Var("e", v.size)) for v in s.inner}
+                found[x.source, x.index[0].substitute(names)] = x.dtype.itemsize
+    return sum(found.values())
 
 
 def _least_threads(stages: list[StageNest], size: int) -> int:

@@ -148,3 +148,26 @@ def first_to[more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int](p
         if k < count:
             store(p, i + k, lane_at(x, k))
         first_to[(k + 1 < w).__mlir_bool__(), k + 1](p, i, count, x)
+
+
+@always_inline("nodebug")
+def other_word(x: Vec[u32, 1]) -> Vec[u32, 1]:
+    """A word that no compiler knows to be the same."""
+    return __mlir_op.`pop.inline_asm`[
+        _type=Vec[u32, 1].T,
+        assembly=__mlir_attr.`"mov.b32 $0, $1;" : !kgen.string`,
+        constraints=__mlir_attr.`"=r,r" : !kgen.string`,
+        hasSideEffects=__mlir_attr.`true`,
+        isStackAligned=__mlir_attr.`false`,
+    ](x.v)
+
+
+@always_inline("nodebug")
+def anew[d: DType](x: Vec[d, 8]) -> Vec[d, 8]:
+    """Numbers of 16 bits, of which everything is computed once more: what was computed before takes no registers."""
+    var words: Vec[u32, 4] = __mlir_op.`pop.bitcast`[_type=Vec[u32, 4].T](x.v)
+    words = with_lane(words, 0, other_word(lane_at(words, 0)))
+    words = with_lane(words, 1, other_word(lane_at(words, 1)))
+    words = with_lane(words, 2, other_word(lane_at(words, 2)))
+    words = with_lane(words, 3, other_word(lane_at(words, 3)))
+    return __mlir_op.`pop.bitcast`[_type=Vec[d, 8].T](words.v)
