@@ -113,6 +113,14 @@ def test_a_long_row_is_in_the_registers_of_many_threads(
     assert written.source.count(" = anew(") == 2 * held * nest.anew
 
 
+@pytest.mark.parametrize("columns", [32768, 40000, 65536, 131072])
+def test_a_softmax_of_16_bits_computes_no_exponential_three_times(columns: int) -> None:
+    """Threads that compute it anew take longer than the row takes to be read again."""
+    made = for_gpu(lambda x: (reduce.softmax(x, 1, False),), torch.zeros(3000, columns).half(), smooth=True)
+    (nest,) = nests(made)
+    assert (nest.held, nest.anew) == (0, False)
+
+
 def test_a_block_has_fewer_threads_where_they_read_more() -> None:
     rows = torch.zeros(3000, 65536)
     for x, threads in ((rows.half(), 1024), (rows, 512)):
@@ -131,12 +139,15 @@ def test_rows_without_a_cluster(rows: torch.Tensor, arch: str) -> None:
     assert not made.written().clusters and "cluster_" not in made.written().source
 
 
-def softmax_and_extremes(x: Tensor) -> tuple[Tensor, ...]:
-    return reduce.softmax(x, 1, False), reduce.amin(x, [1]), reduce.over("sum", x, [1])
+def between_extremes(x: Tensor) -> tuple[Tensor, ...]:
+    """Rows from 0 to 1, and their sums."""
+    low, high = reduce.amin(x, [1], True), reduce.amax(x, [1], True)
+    done = pointwise(lambda a, b, c: cast(a - b, torch.float32) / cast(c - b, torch.float32), x, low, high)
+    return pointwise(lambda a: cast(a, x.dtype), done), reduce.over("sum", x, [1])
 
 
 @pytest.mark.parametrize("columns", [640, 968, 1024])
-@pytest.mark.parametrize("function", [normalized, softmax_and_extremes])
+@pytest.mark.parametrize("function", [normalized, between_extremes])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rows_of_clusters(
     columns: int, function: Callable[..., tuple[Tensor, ...]], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

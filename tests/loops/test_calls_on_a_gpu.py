@@ -206,6 +206,58 @@ def test_zeros_make_columns_even(program_of: Callable[..., Program], bias: bool)
     assert [int(s.constant) for s in call.args[1].strides] == [1, 768]
 
 
+# -- activations of products -------------------------------------------------------------------------------------------
+TANH = {"approximate": "tanh"}
+ACTIVATIONS = {"relu": F.relu, "gelu": lambda x: F.gelu(x, **TANH)}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("rows", [(4096,), (8, 512), (3, 5)])
+def test_a_product_has_the_activation_behind_it(
+    program_of: Callable[..., Program], name: str, rows: tuple[int, ...]
+) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return ACTIVATIONS[name](F.linear(x, w, b)) * 2
+
+    program = program_of(function, half(*rows, 768), half(1024, 768), half(1024))
+    (call,) = calls(program)
+    assert call.target is aten._addmm_activation.default and call.kwargs == {"use_gelu": name == "gelu"}
+    assert f"aten.{name}.default" in call.where and "aten.addmm.default" in call.where
+    assert "tanh" not in str(program) and "maximum" not in str(program)
+
+
+def test_products_without_a_bias_share_zeros_for_it(program_of: Callable[..., Program]) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.relu(x @ w) + F.relu(x @ v)
+
+    program = program_of(function, half(4096, 768), half(768, 1024), half(768, 1024))
+    assert [c.target for c in calls(program)] == [aten._addmm_activation.default] * 2
+    zeros = {str(step.body) for step in schedule(program, GPU).program.definitions() if step.sizes == (1024,)}
+    assert zeros == {"0.0"}
+    assert len({c.args[0].name for c in calls(schedule(program, GPU).program)}) == 1
+
+
+def test_a_small_product_has_no_bias_for_an_activation(program_of: Callable[..., Program]) -> None:
+    (call,) = calls(program_of(lambda x, w: F.relu(x @ w), half(70, 64), half(64, 128)))
+    assert call.target is aten.mm.default
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, b: F.gelu(F.linear(x, w, b)),
+        lambda x, w, b: (y := F.linear(x, w, b), F.relu(y)),
+        lambda x, w, b: F.relu(F.linear(x, w, b).float()),
+        lambda x, w, b: F.relu(F.linear(x, w, b)[:, :64]),
+        lambda x, w, b: F.relu(F.linear(x, w, b) + 1),
+    ],
+    ids=["erf", "read twice", "float32", "a part", "sum"],
+)
+def test_other_activations_are_loops(program_of: Callable[..., Program], function: Any) -> None:
+    (call,) = calls(program_of(function, half(4096, 768), half(1024, 768), half(1024)))
+    assert call.target is aten.addmm.default
+
+
 def test_small_products_have_no_zeros(program_of: Callable[..., Program]) -> None:
     (call,) = calls(program_of(lambda x, w: (x @ w).relu(), half(16, 512), half(512, 1001)))
     assert strides(call) == (1001, 1)

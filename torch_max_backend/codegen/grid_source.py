@@ -13,6 +13,8 @@ from torch_max_backend.schedule.alike import Form
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import Nest
 
+PART = 12
+"""Kernels that are worth a compiler of their own."""
 NAMED, LONGEST = 3, 22
 """Ops in the name of a kernel and letters of them, at most: Mojo shortens names of more than 32 letters."""
 
@@ -22,6 +24,18 @@ def _ops(origins: Sequence[str]) -> str:
     found = [where.split(" at ")[0].split(".") for where in origins]
     names = dict.fromkeys(parts[1].strip("_") for parts in found if len(parts) > 1)
     return "".join(f"_{name}" for name in list(names)[-NAMED:])[:LONGEST].rstrip("_")
+
+
+def in_parts(source: str, most: int) -> list[str]:
+    """A source as up to ``most`` sources with different kernels of it, about equally long."""
+    head, *kernels = source.rstrip("\n").split("\n\n\n")
+    count = min(most, len(kernels) // PART)
+    if count < 2:
+        return [source]
+    parts: list[list[str]] = [[] for _ in range(count)]
+    for text in sorted(kernels, key=len, reverse=True):
+        min(parts, key=lambda part: sum(map(len, part))).append(text)
+    return ["\n\n\n".join([head, *part]) + "\n" for part in parts]
 
 
 def _writer(nest: GridNest, slots: Mapping[str, Slot]) -> GridKernelWriter:

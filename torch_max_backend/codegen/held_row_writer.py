@@ -152,7 +152,7 @@ class HeldRowWriter(TileWriter):
     def _keep_what_is_read(self) -> None:
         """Forget what has been computed of the vectors that a thread holds: numbers take more room than 16 bits."""
         for _, _, scope in self.kept:
-            read = {x: value for x, value in scope.items() if isinstance(x, Load)}
+            read: dict[Scalar, Value] = {x: value for x, value in scope.items() if isinstance(x, Load)}
             for text, _ in read.values():
                 self._line(f"{text} = anew({text})")
             scope.clear()

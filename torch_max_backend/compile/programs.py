@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +16,7 @@ from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.target import elsewhere
 from torch_max_backend.base.torch_logs import KERNELS, LOOPS, PERF_HINTS, SCHEDULE, show
 from torch_max_backend.capture.freezing import OPAQUE
+from torch_max_backend.codegen.grid_source import in_parts
 from torch_max_backend.codegen.program_writer import WrittenProgram, write_program
 from torch_max_backend.compile.cache.configured_store import store_for
 from torch_max_backend.compile.compiler import put_off_libraries
@@ -26,7 +29,7 @@ from torch_max_backend.loops.from_region import NodesWithoutLoopsError, device_o
 from torch_max_backend.loops.program import Program as LoopProgram
 from torch_max_backend.options import Options
 from torch_max_backend.partition.region import RESTRIDED, Region
-from torch_max_backend.runtime.cuda_launch import CUBIN
+from torch_max_backend.runtime.cuda_launch import CUBIN, packed
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import LIBRARY, Library, load_library
 from torch_max_backend.schedule.machine import CPU, gpu_of
@@ -152,7 +155,12 @@ def _job(written: WrittenProgram, region: Region, arch: str, options: Options) -
         return build_shared_library(source, name="program", contract=False, cpu=cpu)
 
     def for_gpu() -> bytes:
-        return build_cubin(source, arch=arch, threads=written.threads, clusters=written.clusters)
+        def build(part: str) -> bytes:
+            return build_cubin(part, arch=arch, threads=written.threads, clusters=written.clusters)
+
+        parts = in_parts(source, len(os.sched_getaffinity(0)))
+        with ThreadPoolExecutor(len(parts)) as pool:
+            return packed(list(pool.map(build, parts)))
 
     kind, build = (CUBIN, for_gpu) if arch else (LIBRARY, for_cpu)
     return LibraryJob(library_parts(source, arch), kind, build, store_for(options), region, written.spec.kernels)

@@ -69,6 +69,11 @@ def device_of(region: Region) -> torch.device:
     return device
 
 
+def place_of(node: fx.Node) -> str:
+    """A node's op, and the user's line that it comes from."""
+    return f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
+
+
 def has_loops(target: object) -> bool:
     """Whether a rule or a library computes an op; where neither covers a node, the walk over its region says so."""
     return rule_of(target) is not None or target in STRIDED or bool(library_of(target))
@@ -180,7 +185,7 @@ class FromRegion(LibraryCalls):
         if is_getitem(node):
             return args[0][args[1]]
         self.builder.module = user_module(node)
-        self.builder.where = f"{node.target} at {user_line(node)}" if user_line(node) else str(node.target)
+        self.builder.where = place_of(node)
         self.builder.wanted = _wanted(node)
         if (by_places := STRIDED.get(node.target)) is not None:
             result = by_places(tensor_of(node.args[0]), self.symbols.shape, *args, **kwargs)

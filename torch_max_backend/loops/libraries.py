@@ -30,6 +30,7 @@ def _known(namespace: str, *names: str) -> list[OpOverload]:
 _PRODUCTS = [
     aten.mm.default,
     aten.addmm.default,
+    aten._addmm_activation.default,
     aten.bmm.default,
     aten.baddbmm.default,
     aten.addbmm.default,

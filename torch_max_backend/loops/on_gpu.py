@@ -2,6 +2,7 @@
 
 - cuDNN's kernels for tensor cores take channels last: of 16-bit floats, and of float32 where TF32 is allowed. ATen adds
   a bias by a kernel of its own, so a loop does it.
+- cuBLASLt computes a ReLU or GELU of a product itself.
 - cuBLASLt's fast kernels for 16-bit floats take sizes that are multiples of 16 bytes, and rows that begin at such.
   Where it pays, factors get zeros, and the rows of what loops write for a product are put so far apart.
 - Attention reads neighbours along the last dimension, and a mask of booleans as one of floats, which a loop makes,
@@ -30,12 +31,14 @@ from torch_max_backend.loops.convolution_layout import (
 )
 from torch_max_backend.loops.convolution_loops import FEW_TAPS, convolved, is_depthwise
 from torch_max_backend.loops.expr import constant, select, variables
-from torch_max_backend.loops.from_region import FromRegion
+from torch_max_backend.loops.from_region import FromRegion, place_of
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import ATTENTION, scans_on_a_gpu
 from torch_max_backend.loops.library_calls import CONVOLUTIONS, source_of, variables_of
 from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops
+from torch_max_backend.loops.product_epilogues import ACTIVATED, activation_behind, is_gelu
 from torch_max_backend.loops.program import Ref, dense_strides
+from torch_max_backend.loops.rules.indexing import filled
 from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor, pointwise
 from torch_max_backend.loops.written_out_attention import is_without_a_kernel, written_out
@@ -43,7 +46,7 @@ from torch_max_backend.partition.region import Region
 
 aten = torch.ops.aten
 _HALF = CUDNN_DTYPES
-_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, ACTIVATED)
 _WHOLE_VIEWS = RESHAPES | PERMUTES
 ROW = 8
 """Elements of 16 bits in 16 bytes."""
@@ -79,10 +82,12 @@ class OnGpu(FromRegion):
         self.factors = dict(sorted(_computed_factors(region), key=lambda found: found[1]))
         self.with_zeros: dict[str, int] = {}
         """Tensors of which rows have zeros behind them, up to that length."""
+        self.activated: set[fx.Node] = set()
+        """Activations that a product's call has computed."""
 
     def _node(self, node: fx.Node) -> Any:
         """What products read as it is and transposed, as a gradient, is computed once, and lies as in eager."""
-        result = super()._node(node)
+        result = self.env[node.args[0]] if node in self.activated else super()._node(node)
         if node not in self.factors or not isinstance(result, Tensor) or source_of(result) in self.memory:
             return result
         length = tensor_of(node).shape[-1]
@@ -232,16 +237,33 @@ class OnGpu(FromRegion):
             return self._call(target, args, {}, promise)
         (rows, depth), columns = (int(s.constant) for s in a.shape), int(b.shape[1].constant)
         if rows * depth * columns < WORTH_ZEROS or min(rows, depth, columns) < SHORTEST:
-            return self._call(target, args, {}, promise)
+            found = self._activated(before, (a, b), promise) if before else None
+            return found or self._call(target, args, {}, promise)
         is_copied = self._leaves() and depth < WORTH_A_COPY
         wide = columns if is_copied or (before and before[0].rank != 1) else _even(columns)
         deep = _even(depth) if min(rows, columns) >= WORTH_A_COPY else depth
         factors = [self._factor(a, (rows, deep), columns), self._factor(b, (deep, wide), rows)]
         if wide == columns:
-            return self._call(target, [*before, *factors], {}, promise)
+            return self._activated(before, factors, promise) or self._call(target, [*before, *factors], {}, promise)
         found = self._call(aten.mm.default, factors, {}, torch.empty((rows, wide), dtype=a.dtype, device="meta"))
         result = Tensor(self.symbols.shape(promise.shape), a.dtype, found.at)
         return self._sum(result, before[0], 1, promise) if before else result
+
+    # _addmm_activation(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1, bool use_gelu=False)
+    #     -> Tensor
+    def _activated(
+        self, bias: Sequence[Tensor], factors: Sequence[Tensor | Ref], promise: torch.Tensor
+    ) -> Tensor | None:
+        """A product of two factors with the activation that reads it; none if there is none."""
+        node = None if self.node is None else activation_behind(self.node, self.region)
+        if node is None or (bias and bias[0].rank != 1):
+            return None
+        self.activated.add(node)
+        own = bias[0] if bias else filled(self.symbols.shape(promise.shape[1:]), promise.dtype)
+        self.builder.where += f"\n{place_of(node)}"
+        found = self._call(ACTIVATED, [own, *factors], {"use_gelu": is_gelu(node)}, promise)
+        assert isinstance(found, Tensor)
+        return found
 
     def _factor(self, x: Tensor, sizes: tuple[int, int], others: int) -> Ref:
         """A factor as a product reads it, with zeros up to ``sizes``; copied if rows are uneven or zeros are needed.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ LAUNCHER, CUBIN = "launcher", "cubin"
 MOST_PARAMETERS = 512
 """Of one kernel: CUDA allows 4 KiB of them."""
 
-_INVALID_CONTEXT = 201
+_INVALID_CONTEXT, _NOT_FOUND = 201, 500
 _REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 
 
@@ -68,22 +70,43 @@ def _context(device: int) -> ctypes.c_void_p:
     return context
 
 
+def packed(cubins: Sequence[bytes]) -> bytes:
+    """Machine code in several parts as one: their number and sizes, and then the parts."""
+    if len(cubins) == 1:
+        return cubins[0]
+    return struct.pack(f"<{len(cubins) + 1}Q", *map(len, [cubins, *cubins])) + b"".join(cubins)
+
+
+def unpacked(blob: bytes) -> list[bytes]:
+    """The parts of machine code."""
+    if blob.startswith((b"\x7fELF", b"//")):  # a cubin, or PTX
+        return [blob]
+    (count,) = struct.unpack_from("<Q", blob)
+    sizes = struct.unpack_from(f"<{count}Q", blob, 8)
+    ends = [8 * (count + 1) + end for end in itertools.accumulate(sizes)]
+    return [blob[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
 class CudaLibrary:
     """Kernels on one device, which stay loaded."""
 
     def __init__(self, blob: bytes, device: int) -> None:
-        self._module, self._context = ctypes.c_void_p(), _context(device)
+        self._modules, self._context = [ctypes.c_void_p() for _ in unpacked(blob)], _context(device)
         self._functions: dict[str, int] = {}
-        with _Current(self._context):
-            status = driver().cuModuleLoadData(ctypes.byref(self._module), blob)
-        _check(status, f"generated kernels cannot be loaded to GPU {device}")
+        for module, part in zip(self._modules, unpacked(blob), strict=True):
+            with _Current(self._context):
+                status = driver().cuModuleLoadData(ctypes.byref(module), part)
+            _check(status, f"generated kernels cannot be loaded to GPU {device}")
 
     def function(self, name: str) -> int:
         """The driver's handle of a kernel, which is ready to run: nothing is left to load at its first launch."""
         if name not in self._functions:
             handle = ctypes.c_void_p()
             with _Current(self._context):
-                status = driver().cuModuleGetFunction(ctypes.byref(handle), self._module, name.encode())
+                for module in self._modules:
+                    status = driver().cuModuleGetFunction(ctypes.byref(handle), module, name.encode())
+                    if status != _NOT_FOUND:
+                        break
                 _check(status, f"generated kernels have no {name}")
                 if hasattr(driver(), "cuFuncLoad"):
                     _check(driver().cuFuncLoad(handle), f"the kernel {name} cannot be loaded")

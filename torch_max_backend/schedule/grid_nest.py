@@ -34,8 +34,8 @@ class GridNest(Nest):
     blocks: int = 1
     """Blocks that share an outer index with all of their threads: a cluster of them, in which ``threads`` count."""
     anew: bool = False
-    """Whether a thread keeps nothing of the vectors that it holds but what it has read, so that it can hold more of them:
-    each stage computes the rest anew."""
+    """Whether a thread keeps nothing of the vectors that it holds but what it has read, so that it can hold more: each
+    stage computes the rest anew."""
     flat: bool = False
     """Whether a thread's vector is of all outer loops as one, in the order of memory: where it goes beyond a row, its
     elements are computed one by one."""

@@ -173,7 +173,7 @@ def along_inner(n: Nest, outer: int, inner: int, cluster: int = 1) -> GridNest:
         found = _held_across(n, common, outer) or _held(n.outer, stages, common, outer)
         if found is not None and (once is None or found.columns or not _is_better_read_again(found, once)):
             return found
-        found = _held_by_many(n.outer, stages, common, cluster)
+        found = None if found is not None else _held_by_many(n.outer, stages, common, cluster)
         if found is not None and (once is None or not _is_better_read_again(found, once)):
             return found
     stages = stages if once is None else once
@@ -234,10 +234,13 @@ def _without_a_loop(n: GridNest, stages: Sequence[StageNest], size: int) -> Grid
 
 def _is_better_read_again(held: GridNest, once: Sequence[StageNest]) -> bool:
     """Whether a row that threads could hold takes longer then than one that is read in one pass for what is reduced:
-    where that is all, if it is long; and where a block's threads have no more registers, but a cache has the row."""
+    where that is all, if it is long; and where a block's threads have no more registers, but a cache has the row.
+    Exponentials that would be computed anew are dearer than that, too."""
     (v,), *others = (s.inner for s in once if s.inner)
     width = max(width for s in once for i, width in s.accesses if {*s.inner} & i.variables)
     bytes_ = cost.count([v]) * width
+    if held.anew:
+        return True
     if not others:
         return bytes_ >= gpu.LONG_BYTES
     return held.threads == gpu.MOST and held.held * held.lanes >= gpu.REGISTERS and bytes_ <= gpu.NEAR
