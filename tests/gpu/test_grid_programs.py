@@ -111,6 +111,38 @@ def test_sizes(shape: tuple[int, ...]) -> None:
     agrees(rows_and_columns, numbers(*shape))
 
 
+@pytest.mark.parametrize("columns", [40000, 65536, 131072, 151936, 262144])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rows_of_clusters(columns: int, dtype: torch.dtype) -> None:
+    """Several of them, and more than run at the same time; two reductions, extremes of 16 bits, and none of them."""
+    x = torch.randn(40, columns, generator=torch.Generator().manual_seed(columns)).to(dtype)
+    x[3, 7], x[5, -1] = float("inf"), float("nan")
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        norm = torch.nn.functional.rms_norm(x.float(), x.shape[-1:])
+        low, high = x.amin(-1, True), x.amax(-1, True)
+        return norm.to(x.dtype), (x.float() - low) / (high - low), torch.var_mean(x.float(), -1), x.softmax(-1)
+
+    rows = x.cuda().repeat(10, 1)
+    found, wanted = compiled(function)(rows), function(rows)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    for k in range(2):  # rows that are equal have equal results, whichever blocks compute them
+        assert torch.equal(found[k][:40].nan_to_num(), found[k][-40:].nan_to_num())
+
+
+def test_kernels_in_several_parts() -> None:
+    """More kernels than one compiler gets."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        found = [x]
+        for k in range(40):
+            x = (x * (k + 2)).roll(k + 1, k % 2).cumsum(k % 2) / (k + 1)
+            found.append(x)
+        return found
+
+    agrees(function, torch.randn(70, 33, dtype=torch.float64))
+
+
 def test_no_elements_and_no_dimensions() -> None:
     agrees(lambda x: (x + 1, x.sum(0), x.sum(1), x.t() * 2), numbers(0, 5))
     agrees(lambda x: (x + 1, x.sum(), x.reshape(1, 1) * 2), numbers())
