@@ -32,7 +32,9 @@ def test_parts_have_all_kernels(kernels: int, most: int, parts: int) -> None:
     assert max(lengths) < 1.3 * min(lengths)
 
 
-@pytest.mark.parametrize("cubins", [[b"\x7fELF one"], [b"// PTX\n\0"], [b"\x7fELF one", b"\x7fELF other", b"\x7fELF"]])
+@pytest.mark.parametrize(
+    "cubins", [[b""], [b"\x7fELF one"], [b"// PTX\n\0"], [b"\x7fELF one", b"\x7fELF other", b"\x7fELF"]]
+)
 def test_machine_code_is_packed(cubins: list[bytes]) -> None:
     assert unpacked(packed(cubins)) == cubins
     assert packed(cubins[:1]) == cubins[0]

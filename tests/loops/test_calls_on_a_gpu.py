@@ -201,9 +201,16 @@ def test_zeros_make_columns_even(program_of: Callable[..., Program], bias: bool)
         return torch.softmax(F.linear(x, w, b if bias else None), -1)
 
     (call,) = calls(program_of(function, half(4096, 768), half(1001, 768), half(1001)))
-    assert call.target is torch.ops.aten.mm.default and strides(call) == (1008, 1)
-    assert [int(s.constant) for s in call.args[1].sizes] == [768, 1008]
-    assert [int(s.constant) for s in call.args[1].strides] == [1, 768]
+    assert call.target is (aten.addmm.default if bias else aten.mm.default) and strides(call) == (1008, 1)
+    *bias_, _, weight = call.args
+    assert [int(s.constant) for s in weight.sizes] == [768, 1008]
+    assert [int(s.constant) for s in weight.strides] == [1, 768]
+    assert [[int(s.constant) for s in x.sizes] for x in bias_] == [[1008]] * bias
+
+
+def test_a_bias_of_one_number_keeps_odd_columns(program_of: Callable[..., Program]) -> None:
+    (call,) = calls(program_of(torch.addmm, half(1), half(4096, 768), half(768, 1001)))
+    assert call.target is aten.addmm.default and strides(call) == (1001, 1)
 
 
 # -- activations of products -------------------------------------------------------------------------------------------
@@ -212,14 +219,15 @@ ACTIVATIONS = {"relu": F.relu, "gelu": lambda x: F.gelu(x, **TANH)}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("columns", [1024, 1001])
 @pytest.mark.parametrize("rows", [(4096,), (8, 512), (3, 5)])
 def test_a_product_has_the_activation_behind_it(
-    program_of: Callable[..., Program], name: str, rows: tuple[int, ...]
+    program_of: Callable[..., Program], name: str, rows: tuple[int, ...], columns: int
 ) -> None:
     def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return ACTIVATIONS[name](F.linear(x, w, b)) * 2
 
-    program = program_of(function, half(*rows, 768), half(1024, 768), half(1024))
+    program = program_of(function, half(*rows, 768), half(columns, 768), half(columns))
     (call,) = calls(program)
     assert call.target is aten._addmm_activation.default and call.kwargs == {"use_gelu": name == "gelu"}
     assert f"aten.{name}.default" in call.where and "aten.addmm.default" in call.where
@@ -413,6 +421,8 @@ def test_products_with_zeros_are_right(
         lambda a, b, bias: (a @ b).sin(),
         lambda a, b, bias: torch.addmm(bias, a, b),
         lambda a, b, c: a @ b,
+        lambda a, b, bias: F.relu(torch.addmm(bias, a, b)),
+        lambda a, b, c: F.relu(a @ b) * 2,
     ):
         torch._dynamo.reset()
         got = torch.compile(function, backend="max_backend", options=options)(*inputs)

@@ -240,14 +240,16 @@ class OnGpu(FromRegion):
             found = self._activated(before, (a, b), promise) if before else None
             return found or self._call(target, args, {}, promise)
         is_copied = self._leaves() and depth < WORTH_A_COPY
-        wide = columns if is_copied or (before and before[0].rank != 1) else _even(columns)
+        is_plain = not before or before[0].shape == (columns,)
+        wide = _even(columns) if is_plain and not is_copied else columns
         deep = _even(depth) if min(rows, columns) >= WORTH_A_COPY else depth
         factors = [self._factor(a, (rows, deep), columns), self._factor(b, (deep, wide), rows)]
         if wide == columns:
             return self._activated(before, factors, promise) or self._call(target, [*before, *factors], {}, promise)
-        found = self._call(aten.mm.default, factors, {}, torch.empty((rows, wide), dtype=a.dtype, device="meta"))
-        result = Tensor(self.symbols.shape(promise.shape), a.dtype, found.at)
-        return self._sum(result, before[0], 1, promise) if before else result
+        bias = [self._with_zeros(x, [0, wide - columns]) for x in before]
+        whole = torch.empty((rows, wide), dtype=a.dtype, device="meta")
+        found = self._activated(bias, factors, whole) or self._call(target, [*bias, *factors], {}, whole)
+        return Tensor(self.symbols.shape(promise.shape), a.dtype, found.at)
 
     # _addmm_activation(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1, bool use_gelu=False)
     #     -> Tensor

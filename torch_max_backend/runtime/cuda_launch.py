@@ -29,6 +29,7 @@ MOST_PARAMETERS = 512
 """Of one kernel: CUDA allows 4 KiB of them."""
 
 _INVALID_CONTEXT, _NOT_FOUND = 201, 500
+_PARTS = b"kernels\0"
 _REGISTERS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 
 
@@ -71,19 +72,20 @@ def _context(device: int) -> ctypes.c_void_p:
 
 
 def packed(cubins: Sequence[bytes]) -> bytes:
-    """Machine code in several parts as one: their number and sizes, and then the parts."""
+    """Machine code in several parts as one: behind a mark their number and sizes, and then the parts."""
     if len(cubins) == 1:
         return cubins[0]
-    return struct.pack(f"<{len(cubins) + 1}Q", *map(len, [cubins, *cubins])) + b"".join(cubins)
+    return _PARTS + struct.pack(f"<{len(cubins) + 1}Q", *map(len, [cubins, *cubins])) + b"".join(cubins)
 
 
 def unpacked(blob: bytes) -> list[bytes]:
-    """The parts of machine code."""
-    if blob.startswith((b"\x7fELF", b"//")):  # a cubin, or PTX
+    """The parts of machine code, of which a cubin or PTX is one."""
+    if not blob.startswith(_PARTS):
         return [blob]
-    (count,) = struct.unpack_from("<Q", blob)
-    sizes = struct.unpack_from(f"<{count}Q", blob, 8)
-    ends = [8 * (count + 1) + end for end in itertools.accumulate(sizes)]
+    head = len(_PARTS) + 8
+    (count,) = struct.unpack_from("<Q", blob, head - 8)
+    sizes = struct.unpack_from(f"<{count}Q", blob, head)
+    ends = [head + 8 * count + end for end in itertools.accumulate(sizes)]
     return [blob[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
