@@ -37,6 +37,9 @@ from torch_max_backend.schedule.plan import Schedule, schedule
 
 log = logging.getLogger("torch_max_backend")
 
+COMPILERS = 8
+"""Of Mojo, at most, that compile the kernels of one program side by side: each takes some hundred MB."""
+
 
 @dataclass(frozen=True)
 class Program:
@@ -158,7 +161,7 @@ def _job(written: WrittenProgram, region: Region, arch: str, options: Options) -
         def build(part: str) -> bytes:
             return build_cubin(part, arch=arch, threads=written.threads, clusters=written.clusters)
 
-        parts = in_parts(source, len(os.sched_getaffinity(0)))
+        parts = in_parts(source, min(COMPILERS, options.compile_workers or len(os.sched_getaffinity(0))))
         with ThreadPoolExecutor(len(parts)) as pool:
             return packed(list(pool.map(build, parts)))
 
