@@ -1,7 +1,5 @@
 """Libraries of generated kernels in the store: what each depends on, and compiling those that are missing.
 
-What is needed soon can be begun with: threads compile it, and whoever asks for it waits for them.
-
 A warm start comes here for what launches kernels on a GPU, so neither MAX nor the rest of the pipeline is imported.
 """
 
@@ -9,11 +7,8 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,22 +74,11 @@ class LibraryJob:
         return self.store.get(self.key) is not None
 
     def done(self, stats: CompileStats) -> tuple[Path, str]:
-        """Its file and a digest of it: from the store, compiled by a thread that has begun with it, or compiled now.
+        """Its file and a digest of it: from the store, or compiled now.
 
         Raises:
             CompileError: It could not be compiled.
         """
-        with _lock:
-            begun = _begun.pop(self.key, None)
-        if begun is None:
-            return self._found(stats)
-        with waiting(self._about):
-            path, sha, own = begun.result()
-        stats.hits += own.hits
-        stats.compile_s += own.compile_s
-        return path, sha
-
-    def _found(self, stats: CompileStats) -> tuple[Path, str]:
         entry = self.store.get(self.key)
         if entry is not None:
             stats.hits += bool(self.kernels)
@@ -116,53 +100,10 @@ class LibraryJob:
                     return file_of(built, self.key), self.key
             return entry.blob, entry.sha
 
-    @property
-    def _about(self) -> str:
-        return f"Mojo compiles {f'{self.kernels} kernel(s)' if self.kernels else 'what launches kernels'}"
-
     def _built(self) -> bytes:
-        with waiting(self._about):
+        what = f"{self.kernels} kernel(s)" if self.kernels else "what launches kernels"
+        with waiting(f"Mojo compiles {what}"):
             return self.build()
-
-
-_lock = threading.Lock()
-_begun: dict[str, Future[tuple[Path, str, CompileStats]]] = {}
-"""What threads compile or have compiled, by key, until somebody asks for it."""
-
-
-def begin(jobs: Iterable[LibraryJob], at_once: int) -> bool:
-    """Have threads compile those of ``jobs`` that the store lacks, so many of them at once; whether there are any.
-
-    The process may end before they do.
-    """
-    turn = threading.Semaphore(at_once)
-    missing = [job for job in jobs if not job.is_there()]
-    for job in missing:
-        future: Future[tuple[Path, str, CompileStats]] = Future()
-        with _lock:
-            if _begun.setdefault(job.key, future) is not future:
-                continue
-        threading.Thread(target=_compile, args=(job, future, turn), daemon=True).start()
-    return bool(missing)
-
-
-def _compile(job: LibraryJob, future: Future[tuple[Path, str, CompileStats]], turn: threading.Semaphore) -> None:
-    stats = CompileStats()
-    try:
-        with turn:
-            future.set_result((*job._found(stats), stats))
-    except BaseException as error:  # whoever asks for the library is told
-        future.set_exception(error)
-
-
-def _forget_after_fork() -> None:
-    """The parent's threads are not in the child."""
-    global _lock
-    _lock = threading.Lock()
-    _begun.clear()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def launcher_job(store: Store) -> LibraryJob:

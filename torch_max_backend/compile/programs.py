@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -24,7 +22,7 @@ from torch_max_backend.compile.cache.configured_store import store_for
 from torch_max_backend.compile.compiler import put_off_libraries
 from torch_max_backend.compile.cuda_build import build_cubin
 from torch_max_backend.compile.mojo_build import build_shared_library
-from torch_max_backend.compile.program_libraries import LibraryJob, begin, launcher_job, library_parts
+from torch_max_backend.compile.program_libraries import LibraryJob, launcher_job, library_parts
 from torch_max_backend.compile.stats import CompileStats
 from torch_max_backend.loops.build import program_of
 from torch_max_backend.loops.from_region import NodesWithoutLoopsError, device_of
@@ -96,11 +94,6 @@ def programs_of(
                     _for_gpu()
                 gpu = (device.index or 0) if device.type == "cuda" else None
                 arch = "" if gpu is None else architecture(gpu)
-                ahead = _ahead.pop(_form(region, arch, options), None) if _ahead else None
-                if ahead is not None:
-                    job = _job(ahead.written, region, arch, options)
-                    found[k] = dataclasses.replace(ahead, library=job, region=k)
-                    continue
                 plan = schedule(program, gpu_of(arch) if arch else CPU)
                 written = write_program(region, plan, _checked(region), gpu, options.check_indices, options.profile)
         except NodesWithoutLoopsError as limit:
@@ -117,42 +110,6 @@ def programs_of(
             continue
         found[k] = Program(written, _job(written, region, arch, options), k, program, plan, arch)
     return found
-
-
-_ahead: OrderedDict[object, Program] = OrderedDict()
-"""Programs that have been made before their regions are asked for, by the regions' form."""
-MOST_AHEAD = 16
-
-
-def begin_ahead(regions: Sequence[Region], programs: Mapping[int, Program], options: Options) -> None:
-    """Have the libraries of programs compiled, and keep these for when their regions are asked for.
-
-    Args:
-        programs: Those of ``regions``, by position.
-    """
-    for k, program in programs.items():
-        _ahead[_form(regions[k], program.arch, options)] = program
-    while len(_ahead) > MOST_AHEAD:
-        _ahead.popitem(last=False)
-    begin((p.library for p in programs.values() if p.library), _at_once(options))
-
-
-def _form(region: Region, arch: str, options: Options) -> object:
-    """Equal for regions that become the same program."""
-    ports = [(p.order, p.mutable, p.free, p.consumed) for p in (*region.inputs, *region.outputs)]
-    strides = [str(p.value.stride()) for p in region.inputs]
-    settings = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cudnn.allow_tf32,
-        torch.get_float32_matmul_precision(),
-    )
-    how = (options.check_indices, options.profile, options.cache_dir)
-    return region.text, *ports, *strides, *_checked(region), *settings, *how, arch
-
-
-def _at_once(options: Options) -> int:
-    """How many libraries are compiled at once."""
-    return options.compile_workers or max(2, len(os.sched_getaffinity(0)) // 2)
 
 
 def _for_max(region: Region, reason: str) -> None:
@@ -213,15 +170,9 @@ def _job(written: WrittenProgram, region: Region, arch: str, options: Options) -
 
 
 def libraries_of(
-    programs: Sequence[Program],
-    options: Options,
-    stats: CompileStats,
-    meanwhile: Callable[[], None] = lambda: None,
+    programs: Sequence[Program], options: Options, stats: CompileStats
 ) -> list[Library | GridLibrary | None] | None:
     """The libraries of programs, in order: from the store, or compiled now. None if they were put off.
-
-    Args:
-        meanwhile: Called once the compilers are at work, if they have anything to do.
 
     Raises:
         CompileError: Mojo could not compile one.
@@ -232,8 +183,6 @@ def libraries_of(
     launchers = [launcher_job(store_for(options))] if any(p.arch and p.library for p in programs) else []
     if put_off_libraries(jobs, launchers):
         return None
-    if begin([*jobs, *launchers], _at_once(options)):
-        meanwhile()
     return [_loaded(p, launchers, stats) for p in programs]
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ from torch_max_backend.compile.compiler import (
     lower_only,
 )
 from torch_max_backend.compile.pending import is_deferring
-from torch_max_backend.compile.programs import Program, begin_ahead, libraries_of, programs_of, runs_programs
+from torch_max_backend.compile.programs import Program, libraries_of, programs_of, runs_programs
 from torch_max_backend.diagnostics import dry_run
 from torch_max_backend.diagnostics.perf_hints import hint_at_graph
 from torch_max_backend.diagnostics.report import GraphReport, ProgramReport
@@ -81,7 +81,6 @@ def _compiled(gm: fx.GraphModule, backward: fx.GraphModule | None, options: Opti
     subgraphs = compile_subgraphs(gm, options, compile_graph)
     cut = _Cut(gm, options)
     unsaved = ""
-    later = _Later(backward, options)
     while True:
         plan, programs = cut.plan()
         _refuse_islands(plan, options)
@@ -92,11 +91,11 @@ def _compiled(gm: fx.GraphModule, backward: fx.GraphModule | None, options: Opti
             rest = [region for k, region in enumerate(plan.regions) if k not in programs]
             if build.dry_run(rest):
                 return build.graph
-            loaded = build.compile_programs(later.begin)
+            loaded = build.compile_programs()
             if options.compile == "background" and not is_deferring():
                 compiled = compile_in_background(rest, options, build.finish)
             else:
-                compiled = compile_regions(rest, options, later.begin)
+                compiled = compile_regions(rest, options, lambda: _begin_backward(backward, options))
             break
         except ProgramError as error:
             if options.fallback == "error":
@@ -175,25 +174,12 @@ class _Cut:
         return on_one and has_loops(node.target)
 
 
-@dataclass
-class _Later:
-    """The backward of a graph, which is begun with once."""
-
-    backward: fx.GraphModule | None
-    options: Options
-
-    def begin(self) -> None:
-        backward, self.backward = self.backward, None
-        if backward is not None:
-            _begin_backward(backward, self.options)
-
-
-def _begin_backward(backward: fx.GraphModule, options: Options) -> None:
+def _begin_backward(backward: fx.GraphModule | None, options: Options) -> None:
     """Have the backward of a graph compiled while its forward is, cut and lowered as it will be when it is called.
 
     Left for then: whatever is wrong with it, and one with symbolic sizes, which may need guards.
     """
-    if options.compile != "wait" or options.compile_workers == 1 or os.cpu_count() == 1:
+    if backward is None or options.compile_workers == 1 or os.cpu_count() == 1:
         return
     if any(symbols_of(n.meta.get("val")) for n in backward.graph.nodes):
         return
@@ -207,7 +193,6 @@ def _begin_backward(backward: fx.GraphModule, options: Options) -> None:
             plan, programs = cut.plan()
             if options.fallback == "error" and plan.islands:
                 return
-            begin_ahead(plan.regions, programs, options)
             try:
                 return compile_early([r for k, r in enumerate(plan.regions) if k not in programs], options)
             except NodeRefused as refusal:
@@ -248,18 +233,15 @@ class _Build:
         dry_run.note(self.gm, self.plan, self.programs)
         return True
 
-    def compile_programs(self, meanwhile: Callable[[], None]) -> bool:
+    def compile_programs(self) -> bool:
         """Load or compile what the programs among the regions need; whether that is done, and not put off.
-
-        Args:
-            meanwhile: Called while compilers are at work.
 
         Raises:
             ProgramError: Mojo could not compile one.
         """
         stats = CompileStats()
         try:
-            found = libraries_of(list(self.programs.values()), self.options, stats, meanwhile)
+            found = libraries_of(list(self.programs.values()), self.options, stats)
         except CompileError as error:
             raise ProgramError(str(error)) from error
         self.program_stats.append(stats)
