@@ -45,6 +45,12 @@ def test_random_programs_of_symbolic_sizes(first: int, tmp_path: Path) -> None:
     _check(first, tmp_path, symbolic=True)
 
 
+def test_neighbours_inside_of_a_part_of_a_loop(tmp_path: Path) -> None:
+    """The part is no outer loop where the loop around it becomes vectors: these two could not be written."""
+    programs = [random_program(seed, symbolic=True) for seed in (31, 110)]
+    check_generated(programs, [check_passes(p) for p in programs], tmp_path)
+
+
 @pytest.mark.parametrize("first", [300_000])
 def test_random_programs_of_symbolic_sizes_as_if_large(
     first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -49,11 +49,12 @@ def rows(length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return x.to(dtype)
 
 
-def for_few_rows(function: Callable[[Tensor], tuple[Tensor, ...]], x: torch.Tensor) -> LoopProgram:
+def for_few_rows(
+    function: Callable[[Tensor], tuple[Tensor, ...]], x: torch.Tensor, cluster: int = GPU.cluster
+) -> LoopProgram:
     """A program with kernels as of many rows: these would be in parts, which blocks share."""
-    return dataclasses.replace(
-        for_gpu(function, x, smooth=True), machine=dataclasses.replace(GPU, parts=1, results=(1, 1))
-    )
+    machine = dataclasses.replace(GPU, parts=1, results=(1, 1), cluster=cluster)
+    return dataclasses.replace(for_gpu(function, x, smooth=True), machine=machine)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,7 +63,7 @@ def test_a_row_is_read_once_for_both(
     function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch_max_backend.schedule.grid_limits.REGISTERS", 4)  # or threads keep it
-    made = for_few_rows(function, rows(6000, dtype))
+    made = for_few_rows(function, rows(6000, dtype), cluster=1)
     found = [str(s) for n in nests(made) for stage in n.stages for s in stage.statements]
     assert sum("sum_exp of" in text for text in found) == 1
     assert not any("sum of exp" in text for text in found)

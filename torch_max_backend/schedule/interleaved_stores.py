@@ -44,6 +44,8 @@ def interleaved(n: Nest) -> Nest:
     if not around or cost.count(around[:1]) < SHORTEST or any(_depends(w, around[0], b) for w in loops):
         return n
     a = around[0]
+    if not all(Index.of(w.size).is_fixed for w in loops if w != a):
+        return n  # a part of another loop, which would be an outer one then
     read = [i for x in loads(*(e for s in stage.statements for e in s.expressions)) for i in x.index]
     if any(_is_around(index, a, b) for index in read):
         return n  # what is read lies as what is written
