@@ -13,6 +13,7 @@ import torch
 from tests.codegen.test_emulated_kernels import as_if_large, for_gpu  # noqa: F401
 from tests.support.grid_programs import SMALL_GPU, check_emulated
 from tests.support.loop_programs import LoopProgram
+from torch_max_backend.compile.cuda_build import build_cubin
 from torch_max_backend.loops.expr import cast, op
 from torch_max_backend.loops.rules import reduce, views
 from torch_max_backend.loops.tensor import Tensor, pointwise
@@ -111,6 +112,18 @@ def test_a_long_row_is_in_the_registers_of_many_threads(
     assert launch.blocks == 3000 * blocks
     assert written.source.count("load_aligned") == held
     assert written.source.count(" = anew(") == 2 * held * nest.anew
+
+
+@pytest.mark.parametrize(
+    ("columns", "weight", "held"), [(65536, torch.float16, 8), (65536, torch.float32, 0), (65540, torch.float16, 0)]
+)
+def test_long_rows_of_16_bits_are_held_in_whole_vectors(columns: int, weight: torch.dtype, held: int) -> None:
+    """Too little would be under way with others, as beside wider weights."""
+    made = for_gpu(normalized, torch.zeros(3000, columns).half(), torch.zeros(1, columns, dtype=weight), smooth=True)
+    (nest,) = nests(made)
+    written = made.written()
+    assert nest.held == held and nest.anew is bool(held) is (" = anew(" in written.source)
+    assert len(build_cubin(written.source, threads=written.threads, clusters=written.clusters)) > 1000
 
 
 @pytest.mark.parametrize("columns", [32768, 40000, 65536, 131072])

@@ -150,9 +150,13 @@ class HeldRowWriter(TileWriter):
                         self._scalar(x)
 
     def _keep_what_is_read(self) -> None:
-        """Forget what has been computed of the vectors that a thread holds: numbers take more room than 16 bits."""
+        """Forget what has been computed of the vectors that a thread holds: numbers take more room than 16 bits. What
+        has been read of others, as of weights in float32, is read again."""
         for _, _, scope in self.kept:
-            read: dict[Scalar, Value] = {x: value for x, value in scope.items() if isinstance(x, Load)}
+            read: dict[Scalar, Value] = {}
+            for x, (text, lanes) in scope.items():
+                if isinstance(x, Load) and x.dtype.itemsize == 2 and lanes * 2 == BYTES:
+                    read[x] = text, lanes
             for text, _ in read.values():
                 self._line(f"{text} = anew({text})")
             scope.clear()

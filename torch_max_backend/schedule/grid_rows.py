@@ -328,7 +328,9 @@ def _held_by_many(outer: tuple[Var, ...], stages: list[StageNest], size: int, mo
     if lanes <= 2 or size % lanes or not told <= gpu.TOLD:
         return None
     read = _bytes_of_rows(outer, stages)
-    anew = read <= gpu.WORD // 2
+    anew = read == 2 and read * lanes == gpu.BYTES
+    if read < gpu.WORD and not anew:
+        return None
     threads = 1 << (-(-size // (gpu.REGISTERS * (1 + anew))) - 1).bit_length()
     blocks = max(1, min(most, threads // (gpu.MOST if read <= gpu.WORD else gpu.MOST // 2)))
     if threads // blocks > gpu.MOST:
