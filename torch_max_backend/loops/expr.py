@@ -101,8 +101,14 @@ class Expr:
 
     @cached_property
     def _variables(self) -> frozenset[Var]:
-        indices = self.index if isinstance(self, Load) else (self.index,) if isinstance(self, FromIndex) else ()
-        return frozenset().union(*(i.variables for i in indices), *(x._variables for x in inside(self)))
+        known: frozenset[Var] = frozenset()
+        for x in _walk((self,)):  # each after what it is made of, and kept with it
+            if "_variables" not in vars(x):
+                indices = x.index if isinstance(x, Load) else (x.index,) if isinstance(x, FromIndex) else ()
+                own = (i.variables for i in indices)
+                vars(x)["_variables"] = frozenset().union(*own, *(y._variables for y in inside(x)))
+            known = x._variables
+        return known
 
     @cached_property
     def _walked(self) -> tuple[Scalar, ...]:
