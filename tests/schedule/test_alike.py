@@ -140,3 +140,12 @@ def test_what_differs_in_more_has_another_form(
 ) -> None:
     (a,), (b,), (again,) = forms(one, x), forms(other, y), forms(one, x)
     assert a.key != b.key and a.key == again.key
+
+
+def test_a_name_is_that_of_a_tensor_or_made_from_one() -> None:
+    names = {"t5": "t7", "t5_parts": "t8"}
+    assert [alike._renamed(name, names) for name in ("t5", "t5.2", "t5_scaled", "t5_parts.1")] == [
+        "t7", "t7.2", "t7_scaled", "t8.1",
+    ]  # fmt: skip
+    with pytest.raises(KeyError, match="t55 is made from none"):
+        alike._renamed("t55", names)

@@ -186,6 +186,9 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 
 def _known(name: str, names: Mapping[str, str]) -> str:
     """The tensor that a name is made from: ``t5`` for ``t5.2`` and ``t5_scaled``."""
-    while name not in names:
-        name = name[: max(name.rfind("."), name.rfind("_"))]
-    return name
+    known = name
+    while known not in names:
+        known = known[: max(known.rfind("."), known.rfind("_"), 0)]
+        if not known:
+            raise KeyError(f"{name} is made from none of the kernel's tensors {', '.join(names)}")
+    return known

@@ -325,7 +325,7 @@ def _held_by_many(outer: tuple[Var, ...], stages: list[StageNest], size: int, mo
     """
     lanes = min(_inner_lanes(s) for s in stages if s.inner)
     told = {x.body.dtype.itemsize for s in stages for x in s.statements if x.combiner}
-    if lanes <= 2 or size % lanes or not told <= gpu.TOLD:
+    if lanes <= 2 or size % lanes or not told or not told <= gpu.TOLD:
         return None
     read = _bytes_of_rows(outer, stages)
     anew = read == 2 and read * lanes == gpu.BYTES
