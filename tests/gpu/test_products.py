@@ -293,3 +293,21 @@ def test_operands_that_are_views() -> None:
         made = tuple((lambda g, x=x: x) for x in pair)
         calls.append(Call(name, torch.matmul, made, allowed=allowed))
     check_calls(calls)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["relu", "gelu by tanh"])
+@pytest.mark.parametrize("columns", [768, 1001])
+def test_an_activation_keeps_what_is_no_number(name: str, columns: int, dtype: torch.dtype) -> None:
+    """Infinities and NaN that a product or its bias has, at the places where eager has them."""
+    function = FORMS[name].function
+    a, b, c = (torch.randn(shape, device="cuda", dtype=dtype) for shape in ((1000, 512), (columns, 512), (columns,)))
+    a[1, 1], a[2, 2], a[3, 3] = float("nan"), float("inf"), -float("inf")
+    c[5], c[6], c[7] = float("nan"), float("inf"), -float("inf")
+    torch._dynamo.reset()
+    found, wanted = (
+        torch.compile(function, backend="max_backend", fullgraph=True, options=STRICT)(a, b, c),
+        function(a, b, c),
+    )
+    assert torch.equal(found.isnan(), wanted.isnan()) and torch.equal(found.isinf(), wanted.isinf())
+    assert wanted.isnan().sum() >= columns + 1000
