@@ -296,7 +296,7 @@ def test_operands_that_are_views() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["relu", "gelu by tanh"])
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu by tanh"])
 @pytest.mark.parametrize("columns", [768, 1001])
 def test_an_activation_keeps_what_is_no_number(name: str, columns: int, dtype: torch.dtype) -> None:
     """Infinities and NaN that a product or its bias has, at the places where eager has them."""

@@ -2,7 +2,7 @@
 
 - cuDNN's kernels for tensor cores take channels last: of 16-bit floats, and of float32 where TF32 is allowed. ATen adds
   a bias by a kernel of its own, so a loop does it.
-- cuBLASLt computes a ReLU or GELU of a product itself.
+- cuBLASLt computes GELU of a product itself.
 - cuBLASLt's fast kernels for 16-bit floats take sizes that are multiples of 16 bytes, and rows that begin at such.
   Where it pays, factors get zeros, and the rows of what loops write for a product are put so far apart.
 - Attention reads neighbours along the last dimension, and a mask of booleans as one of floats, which a loop makes,
@@ -36,7 +36,7 @@ from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import ATTENTION, scans_on_a_gpu
 from torch_max_backend.loops.library_calls import CONVOLUTIONS, source_of, variables_of
 from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops
-from torch_max_backend.loops.product_epilogues import ACTIVATED, activation_behind, is_gelu
+from torch_max_backend.loops.product_epilogues import ACTIVATED, activation_behind
 from torch_max_backend.loops.program import Ref, dense_strides
 from torch_max_backend.loops.rules.indexing import filled
 from torch_max_backend.loops.rules.registry import rule_of
@@ -263,7 +263,7 @@ class OnGpu(FromRegion):
         self.activated.add(node)
         own = bias[0] if bias else filled(self.symbols.shape(promise.shape[1:]), promise.dtype)
         self.builder.where += f"\n{place_of(node)}"
-        found = self._call(ACTIVATED, [own, *factors], {"use_gelu": is_gelu(node)}, promise)
+        found = self._call(ACTIVATED, [own, *factors], {"use_gelu": True}, promise)
         assert isinstance(found, Tensor)
         return found
 
