@@ -126,6 +126,23 @@ def test_an_index_out_of_range_fills_the_record_before_it_says_so(texts: dict[st
         assert stores[-1][1] == "1" and stores[1][1] in ("4", "5")  # their codes are 5 and 6
 
 
+@pytest.mark.parametrize("mask", [None, 63], ids=["any", "few bits"])
+@pytest.mark.parametrize("dtype", ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"])
+def test_integers_are_divided_by_constants_without_a_division(dtype: str, mask: int | None) -> None:
+    """LLVM cannot select the code of vectors of 16 bits, to which it narrows what it knows to fit."""
+    x = "load_aligned[8](p0, i)" if mask is None else f"bit_and(load_aligned[8](p0, i), const[{dtype}, 8]({mask}))"
+    source = f"""{HEAD}
+
+@export
+def kernel0(p0: Ptr[{dtype}], p1: Ptr[{dtype}]) abi("C"):
+    var i = thread_in_block() * 8
+    store_aligned(p1, i, {{name}}({x}, const[{dtype}, 8]({{by}})))
+"""
+    for name in ("floor_div", "trunc_div", "remainder", "fmod"):
+        text = build_ptx(source.format(name=name, by=3))
+        assert "mul" in text and not re.search(r"\t(div|rem)\.", text), name
+
+
 def test_parameters_are_words() -> None:
     ptx = build_ptx(KERNEL, threads={"kernel0": 256})
     assert re.findall(r"\.param \.(\w+)", ptx) == ["u64", "u64", "b64"]

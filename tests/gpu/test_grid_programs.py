@@ -99,6 +99,16 @@ def rows_and_columns(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x + 1, x.sum(-1), x.sum(0), x.amax(-1), x.t().contiguous(), x.flip(0) * 2
 
 
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if not d.is_floating_point and d is not torch.bool], ids=str)
+def test_integers_divided_by_constants(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        few = x.long() & 63
+        return [x // 3, x % 7, torch.fmod(x, 5), torch.div(x, 6, rounding_mode="trunc"), few // 3, few % -5]
+
+    ends = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max], dtype=dtype)
+    agrees(function, torch.cat([numbers(4094, dtype=dtype), ends]))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype(dtype: torch.dtype) -> None:
     agrees(lambda x: [x.to(d) for d in DTYPES] + [x.any(0), x == x.flip(1)], numbers(70, 200, dtype=dtype))

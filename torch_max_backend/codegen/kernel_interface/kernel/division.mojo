@@ -35,7 +35,15 @@ def int_quotient[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
 
 @always_inline("nodebug")
 def nonzero_quotient[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
-    if on_gpu() or d == i64 or d == u64:
+    if on_gpu():
+        # LLVM divides what it knows to have 16 bits in pairs, and then has no instruction for that.
+        if d == i64 or d == u64:
+            return div_plain(opaque64(a), b)
+        elif d == i32 or d == u32:
+            return div_plain(opaque32(a), b)
+        else:
+            return cast_plain[d](div_plain(opaque32(cast_plain[i32](a)), cast_plain[i32](b)))
+    elif d == i64 or d == u64:
         return div_plain(a, b)
     elif d == i32:
         return cast_plain[d](cast_plain[i32](div_plain(cast_plain[f64](a), cast_plain[f64](b))))

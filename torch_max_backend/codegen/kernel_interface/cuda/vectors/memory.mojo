@@ -171,3 +171,45 @@ def anew[d: DType](x: Vec[d, 8]) -> Vec[d, 8]:
     words = with_lane(words, 2, other_word(lane_at(words, 2)))
     words = with_lane(words, 3, other_word(lane_at(words, 3)))
     return __mlir_op.`pop.bitcast`[_type=Vec[d, 8].T](words.v)
+
+
+@always_inline("nodebug")
+def opaque32[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
+    """Integers of 32 bits, of whose values the compiler knows nothing."""
+    return cast_plain[d](opaque32_from[(0 < w).__mlir_bool__(), 0](cast_plain[u32](x)))
+
+
+@always_inline("nodebug")
+def opaque32_from[more: __mlir_type.`!kgen.scalar<bool>`, k: Int, w: Int](x: Vec[u32, w]) -> Vec[u32, w]:
+    comptime if more:
+        var lane: Vec[u32, 1] = __mlir_op.`pop.inline_asm`[
+            _type=Vec[u32, 1].T,
+            assembly=__mlir_attr.`"mov.b32 $0, $1;" : !kgen.string`,
+            constraints=__mlir_attr.`"=r,r" : !kgen.string`,
+            hasSideEffects=__mlir_attr.`false`,
+            isStackAligned=__mlir_attr.`false`,
+        ](lane_at(x, k).v)
+        return opaque32_from[(k + 1 < w).__mlir_bool__(), k + 1](with_lane(x, k, lane))
+    else:
+        return x
+
+
+@always_inline("nodebug")
+def opaque64[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
+    """Integers of 64 bits, of whose values the compiler knows nothing."""
+    return cast_plain[d](opaque64_from[(0 < w).__mlir_bool__(), 0](cast_plain[u64](x)))
+
+
+@always_inline("nodebug")
+def opaque64_from[more: __mlir_type.`!kgen.scalar<bool>`, k: Int, w: Int](x: Vec[u64, w]) -> Vec[u64, w]:
+    comptime if more:
+        var lane: Vec[u64, 1] = __mlir_op.`pop.inline_asm`[
+            _type=Vec[u64, 1].T,
+            assembly=__mlir_attr.`"mov.b64 $0, $1;" : !kgen.string`,
+            constraints=__mlir_attr.`"=l,l" : !kgen.string`,
+            hasSideEffects=__mlir_attr.`false`,
+            isStackAligned=__mlir_attr.`false`,
+        ](lane_at(x, k).v)
+        return opaque64_from[(k + 1 < w).__mlir_bool__(), k + 1](with_lane(x, k, lane))
+    else:
+        return x

@@ -107,3 +107,14 @@ def note_error(p: Ptr[i64], code: Int, value: Int, size: Int):
     """Store a code and the value that it is about, if none is stored yet."""
     if store_first(p, 0, from_int[i64, 1](code)):
         store(p, 1, from_int[i64, 1](value))
+
+
+@always_inline("nodebug")
+def opaque32[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
+    """`x`: only a GPU's compiler must not know what it can be."""
+    return x
+
+
+@always_inline("nodebug")
+def opaque64[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
+    return x

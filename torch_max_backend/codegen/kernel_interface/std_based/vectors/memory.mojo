@@ -251,3 +251,14 @@ def store_8_in_turns_masked[d: DType](
     store_strided_masked(p, i + 5, 8, count, a5)
     store_strided_masked(p, i + 6, 8, count, a6)
     store_strided_masked(p, i + 7, 8, count, a7)
+
+
+@always_inline("nodebug")
+def opaque32[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
+    """`x`: only a GPU's compiler must not know what it can be."""
+    return x
+
+
+@always_inline("nodebug")
+def opaque64[d: DType, w: Int](x: Vec[d, w]) -> Vec[d, w]:
+    return x
