@@ -101,3 +101,15 @@ def test_a_region_of_two_devices_names_a_tensor_of_each() -> None:
         region = Region([], [Port(here, (0,))], [Port(there, (0,))], [])
         with pytest.raises(Unsupported, match=r"one device, not on cpu \(here\), cuda:0 \(there\)"):
             device_of(region)
+
+
+def test_constants_of_the_host_are_copied_once_and_for_all(planned: Callable[..., Any]) -> None:
+    """As DeBERTa makes the scale of its scores; such a copy of every call waits for the host."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        scale = torch.sqrt(torch.tensor(64.0) * 3)
+        weights = torch.tensor([1.0, 2.0, 3.0]).exp()
+        return x / scale.to(x.dtype) + weights.to(x.device) + weights[1]
+
+    plan, programs = planned(function, gpu(8, 3))
+    assert devices(plan, programs) == ["cuda"] and not copies(plan)

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch_max_backend import aten_functions  # noqa: F401  (registers every lowering)
 from torch_max_backend.base.errors import CompileError, ProgramError, UnsupportedOpError
 from torch_max_backend.base.target import elsewhere, fake_like, is_faked
+from torch_max_backend.capture.constant_folding import fold_constants
 from torch_max_backend.capture.device_copies import name_device_copies
 from torch_max_backend.capture.fake_tensors import symbols_of, tensors_of, value_of
 from torch_max_backend.capture.freezing import freeze
@@ -130,6 +131,7 @@ def _rewritten(gm: fx.GraphModule, static: frozenset[int], options: Options) -> 
     if runs_programs(options):
         split_pointwise_gradients(gm)
         name_device_copies(gm)
+        fold_constants(gm)  # of the host, which beside tensors of a GPU would be copied in every call
     if options.freeze and not options.verify and runs_programs(options) and elsewhere() is None:
         freeze(gm, static)
     return gm
