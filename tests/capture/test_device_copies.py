@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import fx
 
-from tests.support.absent_gpu import trace
+from tests.support.absent_gpu import noted_plans, trace
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.base.target import Machine
 from torch_max_backend.compile.programs import Program as Compiled
-from torch_max_backend.frontend import pipeline
 from torch_max_backend.loops.from_region import device_of
 from torch_max_backend.partition.partitioner import Plan
 from torch_max_backend.partition.region import Port, Region
@@ -26,14 +25,7 @@ aten = torch.ops.aten
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Plan, dict[int, Compiled]]]:
     """The plan of a function, and the programs of its regions by position."""
-    found: list[tuple[Plan, dict[int, Compiled]]] = []
-    plan = pipeline._Cut.plan
-
-    def noted(cut: pipeline._Cut) -> tuple[Plan, dict[int, Compiled]]:
-        found.append(plan(cut))
-        return found[-1]
-
-    monkeypatch.setattr(pipeline._Cut, "plan", noted)
+    found = noted_plans(monkeypatch)
 
     def of(function: Callable[..., Any], *inputs: Callable[[], torch.Tensor]) -> tuple[Plan, dict[int, Compiled]]:
         trace(function, *inputs)

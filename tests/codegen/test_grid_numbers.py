@@ -11,6 +11,7 @@ from tests.codegen.test_emulated_kernels import for_gpu
 from tests.codegen.test_grid_programs import nests, texts
 from tests.support.grid_emulator import emulated
 from tests.support.grid_programs import check_emulated
+from torch_max_backend.compile.cuda_build import build_ptx
 from torch_max_backend.loops.expr import cast, op
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.loops.rules import reduce, scatter, views
@@ -48,6 +49,22 @@ def test_rows_are_scattered_in_vectors(
 
 def _scatters(n: GridNest) -> bool:
     return any(isinstance(s.how, Scatter) for stage in n.stages for s in stage.statements)
+
+
+@pytest.mark.parametrize("dtype", [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8,
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("how", ["prod", "amax", "amin"])
+def test_scatters_without_an_instruction_are_repeated_until_nobody_was_between(how: str, dtype: torch.dtype) -> None:
+    """They become machine code, too."""
+    given = [torch.randint(1, 3, shape).to(dtype) for shape in ((50, 6), (40, 6))]
+    places = torch.randint(0, 50, (40, 6))
+    made = for_gpu(lambda x, i, y: (scatter.scatter_reduce(x, 0, i, y, how),), given[0], places, given[1])
+    written = made.written()
+    assert f"atomic_{how.removeprefix('a').replace('prod', 'mul')}(" in written.source
+    check_emulated(made)
+    build_ptx(written.source, threads=written.threads, clusters=written.clusters)
 
 
 def test_places_of_columns_are_scattered_one_by_one() -> None:

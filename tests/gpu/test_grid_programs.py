@@ -109,6 +109,19 @@ def test_integers_divided_by_constants(dtype: torch.dtype) -> None:
     agrees(function, torch.cat([numbers(4094, dtype=dtype), ends]))
 
 
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d is not torch.bool], ids=str)
+def test_scatters_with_products_and_extremes(dtype: torch.dtype) -> None:
+    """Many threads change the same elements; of products of twos and ones no order is seen."""
+
+    def function(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [x.scatter_reduce(0, i, y, how) for how in ("prod", "amax", "amin")]
+
+    draw = torch.Generator().manual_seed(0)
+    places = torch.randint(0, 500, (900, 65), generator=draw)
+    x, y = (torch.randint(1, 3, (n, 65), generator=draw).to(dtype) for n in (500, 900))
+    agrees(function, x, places, y)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype(dtype: torch.dtype) -> None:
     agrees(lambda x: [x.to(d) for d in DTYPES] + [x.any(0), x == x.flip(1)], numbers(70, 200, dtype=dtype))

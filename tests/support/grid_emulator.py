@@ -557,6 +557,9 @@ class Threads:
     def _atomic_add_vector(self, p: Pointer, i: Any, x: torch.Tensor) -> None:
         self._atomic(p, i, x, "add")
 
+    def _atomic_mul(self, p: Pointer, i: Any, x: torch.Tensor) -> None:
+        self._atomic(p, i, x, "prod")
+
     def _atomic_max(self, p: Pointer, i: Any, x: torch.Tensor) -> None:
         self._atomic(p, i, x, "amax")
 

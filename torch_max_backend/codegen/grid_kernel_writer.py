@@ -32,7 +32,7 @@ _TOUCHES = re.compile(r"\b(load|store|atomic)\w*[\[(]|_index\(")
 """Text that touches memory that is not a block's own."""
 _FOLDS = re.compile(r"var \w+ = block_\w+\(")
 """What all threads of a block compute together, with a barrier."""
-_ATOMIC = {"sum": "add", "maximum": "max", "minimum": "min"}
+_ATOMIC = {"sum": "add", "product": "mul", "maximum": "max", "minimum": "min"}
 
 
 def _widens(s: Statement) -> bool:

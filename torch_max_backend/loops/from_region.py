@@ -286,13 +286,17 @@ class FromRegion(LibraryCalls):
         graph = self._decomposed.get(key)
         if graph is None:
             try:
-                traced = self._traced_by_symbols(run, inputs) if symbolic else make_fx(run)(*map(self._fake, inputs))
+                traced = self._traced_by_symbols(run, inputs) if symbolic else self._traced(run, inputs)
             except Exception as error:  # a decomposition may refuse in any way
                 raise Unsupported(f"{target} has no loop rule, and its decomposition fails: {error}") from error
             graph = traced.graph
             if key is not None:
                 self._decomposed[key] = graph
         return self._inner(graph, inputs, target)
+
+    def _traced(self, run: Callable[..., Any], inputs: Sequence[Tensor | Index]) -> fx.GraphModule:
+        """By tensors without memory, so that the device of what ``run`` makes need not be here."""
+        return make_fx(run, tracing_mode="real" if inputs else "fake")(*map(self._fake, inputs))
 
     def _fake(self, x: Tensor | Index, device: str = "meta") -> Any:
         if isinstance(x, Index):

@@ -53,9 +53,10 @@ def grid_scatter(d: Definition, layouts: Mapping[str, Layout]) -> list[GridNest]
         Unsupported: There is no atomic operation for it.
     """
     assert isinstance(d.how, Scatter)
-    if d.how.combiner == "sum" and d.dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
-        raise Unsupported("atomic additions are in no order, and deterministic algorithms are asked for")
-    if d.how.combiner == "product" or (d.how.combiner != "set" and d.dtype is torch.bool):
+    rounds = d.how.combiner in ("sum", "product") and d.dtype.is_floating_point
+    if rounds and torch.are_deterministic_algorithms_enabled():
+        raise Unsupported(f"an atomic {d.how.combiner} is in no order, and deterministic algorithms are asked for")
+    if d.how.combiner != "set" and d.dtype is torch.bool:
         raise Unsupported(f"a GPU has no atomic {d.how.combiner} of {d.dtype}")
     plain = dataclasses.replace(d, how=None)
     first = grid_nest(Kernel(tuple(v for v in d.variables if v.size != 1), [Stage((), [plain])]), layouts, frozenset())
