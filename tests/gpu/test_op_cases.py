@@ -18,7 +18,8 @@ import torch
 from tests.gpu.checks import moved
 from tests.support.case_tables import case_modules, case_tables
 from tests.support.cases import Case
-from tests.support.harness import check, prepare
+from tests.support.float64 import check_or_compare_with_float64
+from tests.support.harness import prepare
 
 CHUNK = 4
 
@@ -79,7 +80,7 @@ def _chunks() -> list[Any]:
 @pytest.mark.parametrize("cases", _chunks())
 def test_op_cases(cases: list[tuple[str, Case]]) -> None:
     with torch.device("cuda"), _constants_on_gpu():
-        report(cases, prepare, check)
+        report(cases, prepare, check_or_compare_with_float64)
 
 
 @contextmanager
@@ -97,7 +98,9 @@ def _constants_on_gpu() -> Iterator[None]:
 
 
 def report(
-    named: list[tuple[str, Case]], prepared: Callable[[list[Case]], dict[int, str]], checked: Callable[[Case], None]
+    named: list[tuple[str, Case]],
+    prepared: Callable[[list[Case]], dict[int, str]],
+    checked: Callable[[str, Case], None],
 ) -> None:
     """Run a chunk, and report all cases that fail in one error."""
     cases = {name: _on_gpu(case) for name, case in named}
@@ -106,7 +109,7 @@ def report(
     for name, case in cases.items():
         if name not in failures:
             try:
-                checked(case)
+                checked(name.replace("/", "-", 1), case)
             except Exception as error:
                 failures[name] = f"{type(error).__name__}: {error}"
     broken = {name for name, case in cases.items() if case.broken}
