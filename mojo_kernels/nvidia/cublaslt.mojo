@@ -31,7 +31,7 @@ comptime LAYOUT_BATCH_COUNT, LAYOUT_BATCH_STRIDE = Int32(5), Int32(6)
 comptime PREFER_WORKSPACE, PREFER_REDUCTION, PREFER_ALIGNMENT = Int32(1), Int32(3), Int32(5)
 comptime NOT_SUPPORTED = Int32(15)
 comptime REDUCE_IN_COMPUTE_TYPE = UInt32(2)
-comptime EPILOGUE_NOTHING, EPILOGUE_RELU, EPILOGUE_BIAS, EPILOGUE_GELU = Int32(1), Int32(2), Int32(4), Int32(32)
+comptime EPILOGUE_NOTHING, EPILOGUE_BIAS, EPILOGUE_GELU = Int32(1), Int32(4), Int32(32)
 
 comptime DESC_WORDS, LAYOUT_WORDS, ALGORITHM_WORDS, RESULT_WORDS, PREFERENCE_WORDS = 32, 14, 8, 12, 12
 
@@ -322,8 +322,8 @@ struct LibraryProduct[
     `a` is `[A, M, K]`, or `[A, K, M]` if transposed, `b` `[B, K, N]` or `[B, N, K]`, the result `[C, M, N]`; `A` and `B`
     are `C`, or 1 if all products share the operand. `b` may also be `[1, K, C * N]` or `[1, C * N, K]`, whose columns
     (rows) are `C` matrices. `bias` is `[C, N]` or `[1, N]`, and is not read without `has_bias`. Sums are in float32,
-    of float64 in float64. `tf32` lets float32 operands be rounded to TF32. `activation` is none, relu, or gelu (its
-    approximation by tanh).
+    of float64 in float64. `tf32` lets float32 operands be rounded to TF32. `activation` is none, or gelu (its
+    approximation by tanh); the library's relu makes zero of some NaN.
 
     With `pads`, for one product, the result's rows are longer than `N`, and nothing is written behind the `N` columns.
     The columns beyond a multiple of STEP are a product of their own then: `b` need not be aligned for all of them.
@@ -355,8 +355,6 @@ struct LibraryProduct[
             b_stride = columns * b_width if Self.transposed_b else columns
         var a_stride = a_height * a_width if a.dim_size(0) > 1 else 0
         var epilogue = EPILOGUE_NOTHING
-        comptime if Self.activation == "relu":
-            epilogue = EPILOGUE_RELU
         comptime if Self.activation == "gelu":
             epilogue = EPILOGUE_GELU
         comptime if Self.has_bias:

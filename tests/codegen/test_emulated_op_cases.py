@@ -16,10 +16,7 @@ from tests.support.selection import share_of
 
 pytestmark = pytest.mark.any_runner("programs without a graph")
 
-WITHOUT_SIGNS = frozenset({
-    "pointwise-exact_unary", "pointwise-exact_unary_f16", "pooling-largest_hard", "pooling-places_channels_last",
-    "pooling-places_hard",
-})  # fmt: skip
+WITHOUT_SIGNS = frozenset({"pointwise-exact_unary", "pointwise-exact_unary_f16"})
 """Cases with maxima of zeros of both signs, of which torch's ``maximum``, which emulates a GPU's, takes the other."""
 
 ELSEWHERE = {

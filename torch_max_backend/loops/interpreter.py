@@ -20,8 +20,8 @@ Tensors = dict[str, torch.Tensor]
 _TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "neg": torch.neg,
     "absolute": torch.abs,
-    "maximum_so_far": torch.maximum,
-    "minimum_so_far": torch.minimum,
+    "maximum_so_far": lambda a, b: torch.where((b > a) | b.isnan(), b, a),  # of zeros the first
+    "minimum_so_far": lambda a, b: torch.where((b < a) | b.isnan(), b, a),
     "round_even": torch.round,
     "erfc": torch.erfc,
     "one_plus_erf": lambda x: 1 + torch.erf(x),

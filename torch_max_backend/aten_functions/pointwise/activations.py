@@ -43,9 +43,7 @@ def activation(op: object) -> Callable[[F], F]:
 @map_to(aten.relu.default)
 def relu_(self: TensorValue) -> TensorValue:
     """``max(self, 0)``."""
-    source = unfinished_of(self)
-    fused = None if source is None else source.activated("relu")
-    return relu(self) if fused is None else fused
+    return relu(self)
 
 
 # hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor

@@ -37,16 +37,20 @@ def maximum[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
 
 @always_inline("nodebug")
 def minimum_so_far[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
-    """`minimum`, with any NaN for one: processors have an instruction for the rest, and the next value waits for little."""
-    if is_float(d) and not on_gpu():
+    """`minimum`, with any NaN for one, and of zeros the first: CPUs have an instruction for that but for NaN."""
+    if is_float(d) and on_gpu():
+        return select(bit_or(lt(b, a), is_nan(b)), b, a)
+    if is_float(d):
         return select(is_nan(b), not_a_number[d, w](), select(lt(b, a), b, a))
     return minimum(a, b)
 
 
 @always_inline("nodebug")
 def maximum_so_far[d: DType, w: Int](a: Vec[d, w], b: Vec[d, w]) -> Vec[d, w]:
-    """`maximum`, with any NaN for one: processors have an instruction for the rest, and the next value waits for little."""
-    if is_float(d) and not on_gpu():
+    """`maximum`, with any NaN for one, and of zeros the first: CPUs have an instruction for that but for NaN."""
+    if is_float(d) and on_gpu():
+        return select(bit_or(gt(b, a), is_nan(b)), b, a)
+    if is_float(d):
         return select(is_nan(b), not_a_number[d, w](), select(gt(b, a), b, a))
     return maximum(a, b)
 
