@@ -224,6 +224,11 @@ OTHERS: list[Row] = [
     ("fractional_max_pool2d", lambda x, s: aten.fractional_max_pool2d(x, [2, 2], [3, 3], s), [numbers(2, 3, 9, 8), torch.full((2, 3, 2), 0.4)]),
     ("antialias", lambda x: F.interpolate(x, size=(4, 5), mode="bilinear", antialias=True), [numbers(2, 3, 9, 8)]),
     ("antialias, cubic", lambda x: F.interpolate(x, scale_factor=0.6, mode="bicubic", antialias=True), [numbers(2, 3, 9, 8)]),
+    *(
+        (f"bytes, {mode} of {channels}", lambda x, m=mode: F.interpolate(x, size=(9, 13), mode=m), [integers(0, 256, 2, channels, 6, 7, dtype=torch.uint8)])
+        for mode in ("bilinear", "bicubic")
+        for channels in (3, 5)
+    ),
 ]  # fmt: skip
 
 

@@ -159,9 +159,10 @@ _FUNCTIONS = [
 """Elementwise functions of many steps, some of them loops that end where the series has converged."""
 
 _LEFT_BY_RULES = """acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma log log10
-    log1p log2 sigmoid sin sinh special_entr tan tanh"""
+    log1p log2 sigmoid sin sinh special_entr tan tanh upsample_bilinear2d upsample_bicubic2d"""
 OF_INTEGERS = [getattr(aten, name).default for name in _LEFT_BY_RULES.split()]
-"""Rules compute these, and leave those of integers, which users compare to the bit: the last one is ATen's."""
+"""Rules compute these, and leave those of integers, which users compare to the bit: the last one is ATen's. Images of
+bytes are resized with weights of 16 bits, and rounded between rows and columns."""
 
 OF_FLOAT64 = [aten._softmax.default, aten._log_softmax.default]
 """Rules compute these of other dtypes."""

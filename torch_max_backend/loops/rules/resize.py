@@ -14,7 +14,7 @@ import torch
 
 from torch_max_backend.loops.expr import Scalar, as_index, cast, compare_index, constant, from_index, op
 from torch_max_backend.loops.index import Index, clamped, least
-from torch_max_backend.loops.rules.registry import add_rule, aten
+from torch_max_backend.loops.rules.registry import LeftToLibrary, add_rule, aten
 from torch_max_backend.loops.rules.windows import counts, in_range, known, where_all
 from torch_max_backend.loops.tensor import Shape, Tensor, computed_in, define, reduce
 
@@ -229,6 +229,8 @@ def _forward(mode: str, aligns: bool) -> Callable[..., Tensor]:
     # upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None,
     #     float? scales_w=None) -> Tensor
     def resize(self: Tensor, output_size: Sizes, *options: bool | float | None, **named: bool | float | None) -> Tensor:
+        if mode in ("linear", "cubic") and not self.dtype.is_floating_point:
+            raise LeftToLibrary
         align, scales = _options(options, named, aligns)
         inputs = self.shape[self.rank - len(output_size) :]
         return _resized(self, _axes(inputs, output_size, mode, align, scales, self.dtype))
