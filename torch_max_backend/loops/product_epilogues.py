@@ -1,8 +1,8 @@
 """What cuBLASLt computes of a product before it writes it: a bias, and then GELU by ``tanh``.
 
 A kernel for that would read and write the widest activations of a transformer once more. cuBLASLt has the sums in
-float32 then, which eager has rounded: GELU is nearer to its exact value. Its ReLU is not taken: some of its kernels make
-zero of NaN (bfloat16 [1000, 512] times [512, 1001] on an H200), and eager does not.
+float32 then, which eager has rounded: GELU is nearer to its exact value. Its ReLU is not taken: some of its kernels
+make zero of NaN (bfloat16 [1000, 512] times [512, 1001] on an H200), and eager does not.
 """
 
 from __future__ import annotations
