@@ -27,10 +27,14 @@ _TAKES_INDICES = (
 """Ops of which indices may be on the host, of any size."""
 
 
-def name_device_copies(gm: fx.GraphModule) -> None:
-    """Mark the nodes that copy to another device, and write out those copies that torch would make inside of an op."""
+def name_device_copies(gm: fx.GraphModule) -> bool:
+    """Mark the nodes that copy to another device, and write out those copies that torch would make inside of an op.
+
+    Returns:
+        Whether there are any of the latter.
+    """
     if is_taken(*_COPIES):
-        return
+        return False
     copies: dict[tuple[fx.Node, torch.device], fx.Node] = {}
     for node in list(gm.graph.nodes):
         made = devices_of(node)
@@ -49,6 +53,7 @@ def name_device_copies(gm: fx.GraphModule) -> None:
                     copied.meta[BETWEEN_DEVICES] = True
                     copies[source, device] = copied
                 node.replace_input_with(source, copies[source, device])
+    return bool(copies)
 
 
 def devices_of(node: fx.Node) -> set[torch.device]:

@@ -130,8 +130,8 @@ def _rewritten(gm: fx.GraphModule, static: frozenset[int], options: Options) -> 
     gm = rewrite(gm)
     if runs_programs(options):
         split_pointwise_gradients(gm)
-        name_device_copies(gm)
-        fold_constants(gm)  # of the host, which beside tensors of a GPU would be copied in every call
+        if name_device_copies(gm):
+            fold_constants(gm)  # of the host, which beside tensors of a GPU would be copied in every call
     if options.freeze and not options.verify and runs_programs(options) and elsewhere() is None:
         freeze(gm, static)
     return gm
