@@ -42,6 +42,7 @@ def left_to_graphs(case: Case, plans: Plans) -> list[str]:
         inputs = case.make()
     with torch.device("cuda"):
         trace(case.function, *map(made_there, inputs))
+    assert plans, f"{case.name} makes no graph"
     return [str(n.target) for plan, programs in plans[-1:] for k, r in enumerate(plan.regions) if k not in programs
             for n in r.nodes]  # fmt: skip
 
