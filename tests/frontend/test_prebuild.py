@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from tests.support.absent_gpu import trace
 from tests.support.harness import STRICT
 from torch_max_backend import reports
 from torch_max_backend.base.errors import CompileError, EnvironmentUnsupportedError
@@ -116,6 +117,11 @@ def test_the_target_is_that_of_a_machine_with_the_gpu(monkeypatch: pytest.Monkey
 
 
 # -- what is compiled for an absent GPU ------------------------------------------------------------------------------
+@pytest.mark.parametrize("made", [lambda x: torch.tensor(2.0, device="cuda"), lambda x: torch.tensor(2).type_as(x)])
+def test_numbers_may_go_to_the_gpu_inside_of_a_graph(made: Callable[..., Any], store: Store) -> None:
+    trace(lambda x: x.exp() * made(x), lambda: torch.ones(8, device="cuda"))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch asks the GPU that is here")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_attention_is_laid_out_as_on_a_gpu(store: Store, dtype: torch.dtype) -> None:

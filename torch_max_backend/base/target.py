@@ -83,7 +83,7 @@ class Machine:
         global _elsewhere
         before, _elsewhere = _elsewhere, self
         try:
-            with _convolutions_as_on_gpus(), on_fake_tensors() as mode:
+            with _convolutions_as_on_gpus(), _numbers_untracked(), on_fake_tensors() as mode:
                 yield mode
         finally:
             _elsewhere = before
@@ -111,6 +111,20 @@ def _convolutions_as_on_gpus() -> Iterator[None]:
         yield
     finally:
         torch._C._conv_determine_backend_memory_format = here
+
+
+@contextmanager
+def _numbers_untracked() -> Iterator[None]:
+    """Have traces keep no values of tensors: torch moves such a value to the GPU that its tensor goes to."""
+    import torch
+    from torch.fx.experimental import proxy_tensor
+
+    tracked = proxy_tensor.CONSTANT_NUMEL_LIMIT
+    proxy_tensor.CONSTANT_NUMEL_LIMIT = tracked if torch.cuda.is_available() else 0
+    try:
+        yield
+    finally:
+        proxy_tensor.CONSTANT_NUMEL_LIMIT = tracked
 
 
 _elsewhere: Machine | None = None
