@@ -17,6 +17,6 @@ def program_of(region: Region) -> Program:
         Unsupported: The region has what programs do not.
         LoweringError: A rule broke torch's promise.
     """
-    walk = OnGpu if device_of(region).type == "cuda" else FromRegion
-    with building() as builder:
-        return walk(region, builder).program()
+    is_for_gpu = device_of(region).type == "cuda"
+    with building(is_for_gpu) as builder:
+        return (OnGpu if is_for_gpu else FromRegion)(region, builder).program()

@@ -47,14 +47,19 @@ Operand = Tensor | bool | int | float | Index
 
 
 class Builder:
-    """Adds definitions to a program; rules reach the one at work by :func:`builder`."""
+    """Adds definitions to a program; rules reach the one at work by :func:`builder`.
 
-    def __init__(self) -> None:
+    Args:
+        is_for_gpu: Whether a GPU runs the program: torch's kernels for CPUs give other answers at some edges.
+    """
+
+    def __init__(self, is_for_gpu: bool = False) -> None:
+        self.is_for_gpu = is_for_gpu
         self.program = Program()
         self.symbols = Symbols()
         self.where, self.module = "", ""
         self.promise: Any = None
-        """What torch promises for the op at work: its fake tensors, for rules whose dtypes depend on the device."""
+        """What torch promises for the op at work: its fake tensors; none where nobody promised."""
         self.wanted: frozenset[int] | None = None
         """Which results of the op at work are read, by number, if it has several; none if any may be."""
         self._count = 0
@@ -110,9 +115,9 @@ def builder() -> Builder:
 
 
 @contextmanager
-def building() -> Iterator[Builder]:
+def building(is_for_gpu: bool = False) -> Iterator[Builder]:
     """Make a new builder the one at work."""
-    token = _builder.set(Builder())
+    token = _builder.set(Builder(is_for_gpu))
     try:
         yield _builder.get()
     finally:

@@ -94,9 +94,12 @@ def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
 # hardswish_backward(Tensor grad_output, Tensor self) -> Tensor
 @rule(aten.hardswish_backward.default)
 def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    passes_nan = builder().is_for_gpu
+
     def formula(g: Scalar, x: Scalar) -> Scalar:
-        inside = g * (x / 3 + 0.5)  # not a number where x is none
-        return select(x <= -3, constant(0, g.dtype), select(x >= 3, g, inside))
+        inside = g * (x / 3 + 0.5)
+        beside = select(x < 3, inside, g) if passes_nan else select(x >= 3, g, inside)
+        return select(x <= -3, constant(0, g.dtype), beside)
 
     return pointwise(formula, grad_output, self)
 

@@ -9,7 +9,7 @@ from torch_max_backend.loops.rules.pointwise import to_copy
 from torch_max_backend.loops.rules.reduce import over, vector_norm
 from torch_max_backend.loops.rules.registry import aten, rule
 from torch_max_backend.loops.rules.views import unsqueeze
-from torch_max_backend.loops.tensor import Tensor, computed_in, pointwise
+from torch_max_backend.loops.tensor import Tensor, builder, computed_in, pointwise
 
 
 # _cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor
@@ -22,7 +22,8 @@ def cdist_forward(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) ->
             return Tensor(difference.shape[:-1], x1.dtype, lambda index: constant(0, x1.dtype))
         return over("maximum", difference, [-1], formula=_known, compute=compute, dtype=x1.dtype)
     if p == 0:
-        return over("sum", difference, [-1], formula=_differs, compute=compute, dtype=x1.dtype)
+        counted = _is_not_0 if builder().is_for_gpu else _differs
+        return over("sum", difference, [-1], formula=counted, compute=compute, dtype=x1.dtype)
     return to_copy(vector_norm(difference, p, [-1]), x1.dtype)
 
 
@@ -31,8 +32,12 @@ def _known(x: Scalar) -> Scalar:
 
 
 def _differs(x: Scalar) -> Scalar:
-    """1 where there is a difference; NaN stays."""
-    return select(op("is_nan", x), x, cast(op("ne", x, constant(0, x.dtype)), x.dtype))
+    """1 where there is a difference; NaN stays, as it does in torch's kernels for CPUs."""
+    return select(op("is_nan", x), x, _is_not_0(x))
+
+
+def _is_not_0(x: Scalar) -> Scalar:
+    return cast(op("ne", x, constant(0, x.dtype)), x.dtype)
 
 
 # _cdist_backward(Tensor grad, Tensor x1, Tensor x2, float p, Tensor cdist) -> Tensor
