@@ -134,6 +134,26 @@ def test_a_softmax_of_16_bits_computes_no_exponential_three_times(columns: int) 
     assert (nest.held, nest.anew) == (0, False)
 
 
+@pytest.mark.parametrize(
+    ("columns", "is_from_its_end"), [(1024, True), (1536, True), (768, True), (2560, True), (1800, False)]
+)
+@pytest.mark.parametrize("function", [lambda x: (reduce.softmax(x, 1, False),), normalized], ids=["softmax", "norm"])
+def test_a_row_that_is_read_again_is_read_from_its_end(
+    columns: int,
+    is_from_its_end: bool,
+    function: Callable[..., tuple[Tensor, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where all threads have as many whole vectors: a cache has what was read last. With blocks of one warp."""
+    for name, value in {"MOST": 32, "REGISTERS": 1, "NEAR": 512}.items():
+        monkeypatch.setattr(grid_limits, name, value)
+    made = for_gpu(function, numbers(5, columns, dtype=torch.bfloat16), smooth=True)
+    (nest,) = nests(made)
+    assert not nest.held
+    assert ("var ends" in made.written().source) == is_from_its_end
+    check_emulated(made)
+
+
 def test_a_block_has_fewer_threads_where_they_read_more() -> None:
     rows = torch.zeros(3000, 65536)
     for x, threads in ((rows.half(), 1024), (rows, 512)):

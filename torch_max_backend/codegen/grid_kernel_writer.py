@@ -26,6 +26,7 @@ from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.grid_limits import AHEAD, BUSY, BYTES, WARP
 from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, is_same_within, runs_within
 from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.grid_rows import is_read_from_its_end
 from torch_max_backend.schedule.nest import StageNest, Statement
 
 _TOUCHES = re.compile(r"\b(load|store|atomic)\w*[\[(]|_index\(")
@@ -416,7 +417,10 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         v = stage.free[k]
         lanes = self._lanes_of(v) if v == stage.vector else 1
         is_innermost = k + 1 == len(stage.free) and not stage.reduced
-        if not (is_innermost and self._ahead(stage, v, name, end, lanes, [{}], self.scanned)):
+        stride, ends = self._stride(v, lanes), ""
+        if is_innermost and is_read_from_its_end(self.nest, stage, stride):
+            ends, _ = self._new("ends", f"({self._begin(v, lanes)}) * 2 + {int(v.size) - stride}", 1)
+        if not (is_innermost and self._ahead(stage, v, name, end, lanes, [{}], self.scanned, ends=ends)):
             super()._free_loop(stage, k, name, end)
 
     def _reduced_loop(self, r: Reduction, k: int, name: str, end: str) -> None:
@@ -449,10 +453,12 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         within: list[dict[Var, str]],
         accumulators: Accumulators,
         along: Var | None = None,
+        ends: str = "",
     ) -> bool:
         """Some iterations of a loop over ``v`` at a time, each with all of those ``within``, while there are so many.
 
         What they read is read first: a thread waits once for all of it. Those within may be vectors ``along`` a loop.
+        The loop is run from its end where it ``ends`` at what a thread's first and last places are together.
         True if no iterations are left.
         """
         loads, stride = self._reads(stage), self._stride(v, lanes)
@@ -463,11 +469,14 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         copies = next((c for c in range(most, copies // 2, -1) if steps % c == 0), copies) if steps else copies
         longest = Index.of(v.size).bounds[1]
         copies = min(copies, int(longest // stride)) if longest < math.inf else copies  # a short loop has no more
+        if ends:
+            copies = max(c for c in range(1, copies + 1) if steps % c == 0)  # or the rest would begin where it began
         if not loads or copies * len(within) < 2:
             return False
         with self._block(f"while {name} + {stride * (copies - 1) + lanes} <= {end}:"):
             with self._along(along) if along is not None else nullcontext():
-                places = self._places(v, [f"{name} + {stride * t}" for t in range(copies)], within)
+                at = f"{ends} - {name} - " if ends else f"{name} + "
+                places = self._places(v, [f"{at}{stride * t}" for t in range(copies)], within)
                 self._read_first(places, loads, lambda: self._body(stage, accumulators))
             self._line(f"{name} += {stride * copies}")
         return steps > 0 and steps % copies == 0

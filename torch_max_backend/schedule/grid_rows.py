@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch_max_backend.loops.expr import Load, walk
 from torch_max_backend.loops.index import Index, Var
@@ -246,6 +246,16 @@ def _is_better_read_again(held: GridNest, once: Sequence[StageNest]) -> bool:
     return held.threads == gpu.MOST and held.held * held.lanes >= gpu.REGISTERS and bytes_ <= gpu.NEAR
 
 
+def is_read_from_its_end(n: GridNest, stage: StageNest, stride: int) -> bool:
+    """Whether threads run a stage's loop from its end, ``stride`` elements of a row at a time: the last stage reads a
+    long row again, of which caches have what has been read last."""
+    (v, *others), before = stage.inner or (None,), n.stages[: n.stages.index(stage)]
+    if v is None or others or not isinstance(v.size, int) or v.size % stride or stage is not n.stages[-1]:
+        return False
+    read = {(x.source, x.dtype) for s in before for x in _moving(s) if {*n.outer} & x.index[0].variables}
+    return any(v.size * x.dtype.itemsize > gpu.NEAR for x in _moving(stage) if (x.source, x.dtype) in read)
+
+
 def _is_of_rows(index: Index, n: Nest, s: StageNest) -> bool:
     """Whether an address is of a row of its own for each outer index."""
     return bool({*s.inner} & index.variables) and bool({*n.outer} & index.variables)
@@ -339,12 +349,19 @@ def _held_by_many(outer: tuple[Var, ...], stages: list[StageNest], size: int, mo
     return GridNest(outer, renamed, rows=1, threads=threads, lanes=lanes, held=held, blocks=blocks, anew=anew)
 
 
+def _moving(s: StageNest) -> Iterator[Load]:
+    """What a stage reads along its inner loops."""
+    for x in (x for t in s.statements for x in walk(*t.expressions) if isinstance(x, Load) and x.index):
+        if {*s.inner} & x.index[0].variables:
+            yield x
+
+
 def _bytes_of_rows(outer: Sequence[Var], stages: Sequence[StageNest]) -> int:
     """What is read for an element of a row, of tensors that each outer index has a row of."""
     found: dict[tuple[str, Index], int] = {}
     for s in stages:
-        for x in (x for t in s.statements for x in walk(*t.expressions) if isinstance(x, Load) and x.index):
-            if {*s.inner} & x.index[0].variables and {*outer} & x.index[0].variables:
+        for x in _moving(s):
+            if {*outer} & x.index[0].variables:
                 names = {v: Index.of(Var("e", v.size)) for v in s.inner}
                 found[x.source, x.index[0].substitute(names)] = x.dtype.itemsize
     return sum(found.values())
