@@ -38,6 +38,12 @@ EXCLUDED = {
 }
 """Cases that say nothing on a GPU, by a pattern of ``family/name``, and why."""
 
+ODD_IN_TORCH = {
+    "attention/forward_bf16": "cuDNN makes numbers of rows whose mask is nowhere true; its other kernels zeros, as we",
+    "pooling/places_channels_last": "for channels last the place in a window of -inf is 0, else the window's first",
+}
+"""Cases in which torch's kernels for GPUs disagree among each other (seen with torch 2.11 on an H200), and how."""
+
 SLOW = "polynomials/(every.*|high|numbers)"
 """Cases that run with ``-m full`` alone: on a GPU torch compiles each polynomial when it is first called: minutes."""
 
@@ -69,7 +75,8 @@ def _chunks() -> list[Any]:
     """A parameter for each chunk of cases."""
     core, rest = [], []
     for family, cases in case_tables().items():
-        named = [(f"{family}/{c.name}", c) for c in cases if not why_excluded(f"{family}/{c.name}")]
+        named = [(f"{family}/{c.name}", c) for c in cases]
+        named = [(name, c) for name, c in named if name not in ODD_IN_TORCH and not why_excluded(name)]
         first = [pair for pair in named if not re.fullmatch(SLOW, pair[0])][:1]
         core += first
         rest += [pair for pair in named if pair not in first]

@@ -23,6 +23,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch_max_backend.capture.attention_masks import simplify_masks
 from torch_max_backend.capture.constant_folding import fold_constants
 from torch_max_backend.capture.cross_entropy import GRADIENT, LOG_PROBABILITIES, write
+from torch_max_backend.capture.equal_nodes import share_equal_nodes_of_both
 from torch_max_backend.capture.fake_tensors import order_of, symbols_of, tensor_of, value_of
 from torch_max_backend.capture.fx_nodes import call_node
 from torch_max_backend.capture.gelu_pattern import recognize_gelu
@@ -49,8 +50,9 @@ def partition(joint: fx.GraphModule, joint_inputs: Any, **how: Any) -> tuple[fx.
     for step in PASSES:
         step(joint)
     lay_out_gradients(joint, how["num_fwd_outputs"])
+    share_equal_nodes_of_both(joint, how["num_fwd_outputs"])
     joint.graph.lint()
-    with _cheap_ops():
+    with _cheap_ops(), torch._functorch.config.patch(cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, **how)
     save_narrow(forward, backward, how["num_fwd_outputs"])
     save_wholes(forward, backward, how["num_fwd_outputs"])
