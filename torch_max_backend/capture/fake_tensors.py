@@ -111,7 +111,7 @@ def symbols_of(value: object) -> set[sympy.Symbol]:
     return {
         symbol
         for tensor in tensors_of(value)
-        if tensor.layout is torch.strided
+        if tensor.layout is torch.strided and tensor._has_symbolic_sizes_strides
         for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset())
         for symbol in expr_of(size).free_symbols
     }

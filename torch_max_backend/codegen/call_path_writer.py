@@ -305,7 +305,7 @@ class _Writer:
         value, name = value_of(node), self.names[node]
         if isinstance(value, torch.SymInt | torch.SymFloat):
             self._learn(expr_of(value), name)
-        elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        elif isinstance(value, torch.Tensor) and value.layout is torch.strided and value._has_symbolic_sizes_strides:
             for d, size in enumerate(value.shape):
                 self._learn(expr_of(size), f"{name}.size({d})")
             for d, step in enumerate(value.stride()):

@@ -131,7 +131,8 @@ def _why_not(node: fx.Node) -> str:
             return f"MAX has no dtype for {tensor.dtype}"
         if tensor.device.type not in ("cpu", "cuda"):
             return f"MAX has no device for {tensor.device}"
-    if symbols_of(values[0]) - set().union(*(symbols_of(v) for v in values[1:])):
+    symbols = symbols_of(values[0])
+    if symbols and symbols - set().union(*(symbols_of(v) for v in values[1:])):
         return "the size of its result depends on data"
     return ""
 
