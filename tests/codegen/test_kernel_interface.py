@@ -298,6 +298,8 @@ def _source() -> str:
     for d in TYPES:
         parts.append(f'@export\ndef turned_{d}(t: Table) abi("C"):\n')
         parts.append(f"    turn_block(t.pointer[{d}](0), t.pointer[{d}](1), 3, 20, t.int(2), t.int(3))\n")
+        parts.append(f'@export\ndef half_turned_{d}(t: Table) abi("C"):\n')
+        parts.append(f"    turn_half_a_block(t.pointer[{d}](0), t.pointer[{d}](1), 3, 20, t.int(2))\n")
         parts.append(f'@export\ndef moved_{d}(t: Table) abi("C"):\n')
         parts += [
             f"    store(t.pointer[{d}](0), {16 * n}, moved_up[{k}](load[16](t.pointer[{d}](1), 0), "
@@ -753,6 +755,15 @@ def test_turned_blocks(kernels: Kernels, rows: int, columns: int) -> None:
         lines = x.as_strided((rows, columns), (20, 1), 3)
         wanted = lines[torch.arange(16).clamp(max=rows - 1)].t()
         assert torch.equal(block.view(16, 16)[:columns], wanted), d
+
+
+@pytest.mark.parametrize("columns", [1, 7, 16])
+def test_turned_halves_of_blocks(kernels: Kernels, columns: int) -> None:
+    for d, dtype in TYPES.items():
+        x = (torch.arange(400) % 113).to(dtype)
+        block = torch.zeros(128, dtype=dtype)
+        kernels(f"half_turned_{d}", block, x, columns)
+        assert torch.equal(block.view(16, 8)[:columns], x.as_strided((8, columns), (20, 1), 3).t()), d
 
 
 @pytest.mark.parametrize("k", [2, 4])

@@ -76,6 +76,20 @@ def test_short_rows_and_three_neighbours_are_not() -> None:
     assert "in_turns" not in stores(program(shuffled(3), numbers(2, 18, 10, 20, dtype=torch.float32)))
 
 
+def channels_first(x: Tensor) -> tuple[Tensor, ...]:
+    """What lies in rows of channels, as rows of places; rows of an image are not behind each other."""
+    return (
+        pointwise(lambda a: operator.xor(a, a) if a.dtype is torch.bool else a + a, views.permute(x, [0, 3, 1, 2])),
+    )
+
+
+@pytest.mark.parametrize("width", [5, 8])
+def test_what_is_read_along_memory_is_turned_in_halves_of_blocks(width: int) -> None:
+    text = stores(program(channels_first, numbers(3, 8, 11, 21, dtype=torch.float32)[:, :, :width]))
+    assert ("turn_half_a_block(" if width == 8 else "turn_block(") in text
+    assert "strided" not in text and "in_turns" not in text
+
+
 def test_one_long_row_is_shared_among_threads() -> None:
     made = program(pairs, numbers(1, 1, 1, 20_001, dtype=torch.float32))
     assert "var total: Int = 5" in stores(made) and "_in_turns(" in stores(made)
@@ -86,4 +100,6 @@ def test_one_long_row_is_shared_among_threads() -> None:
 def test_they_are_right(dtype: torch.dtype, tmp_path: Path) -> None:
     sizes = [(2, 16, 10, 20), (1, 16, 3, 8), (1, 16, 2, 48), (1, 16, 1, 33)]
     programs = [program(f, numbers(*size, dtype=dtype)) for f in FUNCTIONS.values() for size in sizes]
+    wide = numbers(3, 4, 11, 21, dtype=dtype)
+    programs += [program(channels_first, wide[:, :, :width]) for width in (3, 5, 7, 8)]
     check_generated(programs, [check_passes(p) for p in programs], tmp_path)

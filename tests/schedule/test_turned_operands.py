@@ -10,6 +10,7 @@ from tests.codegen.test_written_source import program
 from tests.support.grid_programs import check_emulated
 from torch_max_backend import reports
 from torch_max_backend.loops.rules import pointwise, pool, reduce
+from torch_max_backend.loops.rules.registry import rules
 from torch_max_backend.loops.tensor import Tensor
 from torch_max_backend.schedule import turned_operands as turned
 from torch_max_backend.schedule.machine import CPU, GPU, Machine
@@ -46,6 +47,26 @@ def test_windows_on_a_cpu(is_last: bool, taps: int) -> None:
     x = x.to(memory_format=torch.channels_last) if is_last else x
     made = program(lambda x: (pool.im2col(x, [taps, taps], [1, 1], [taps // 2, taps // 2], [1, 1]),), x)
     assert ("_turned0" in str(dict(passes(made.program, CPU))["turned_operands"])) is (is_last and taps > 1)
+
+
+@pytest.mark.parametrize(("rows", "is_turned"), [(600, True), (160, False)], ids=["often", "seldom"])
+def test_a_transposed_table_on_a_cpu(rows: int, is_turned: bool) -> None:
+    table, places = torch.randn(128, 42).t(), torch.randint(0, 42, (rows,))
+    made = program(lambda x, i: (rules()[torch.ops.aten.embedding.default](x, i),), table, places)
+    assert ("_turned0" in str(dict(passes(made.program, CPU))["turned_operands"])) is is_turned
+
+
+def test_a_transposed_table_is_right() -> None:
+    table, places = torch.randn(128, 42).t(), torch.randint(0, 42, (600,))
+    compiled = torch.compile(embedded, backend="max_backend", options={"executor": "auto", "fallback": "error"})
+    assert torch.equal(compiled(table, places), embedded(table, places))
+    places[7] = 42
+    with pytest.raises(IndexError):
+        compiled(table, places)
+
+
+def embedded(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.embedding(places, table)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])

@@ -15,7 +15,7 @@ from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guard
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule.interleaved_stores import NEIGHBOURS
-from torch_max_backend.schedule.nest import Nest, OwnRow, StageNest, Statement, lanes_of
+from torch_max_backend.schedule.nest import HALF, Nest, OwnRow, StageNest, Statement, lanes_of
 from torch_max_backend.schedule.rows_at_once import tensor_of
 from torch_max_backend.schedule.vectors import GATHERED
 
@@ -284,7 +284,7 @@ class KernelWriter(AccumulatorWriter):
     # -- loops that read in turned blocks --------------------------------------------------------------------
     def _turned_reads(self, stage: StageNest, v: Var) -> list[tuple[str, Index]]:
         """What a stage's only loop, around which vectors run, reads in turned blocks."""
-        if not self.turns or self.vector is None or self.lanes != SIDE or stage.free != (v,) or stage.reduced:
+        if not self.turns or self.vector is None or self.lanes < HALF or stage.free != (v,) or stage.reduced:
             return []
         return turned_reads(stage, v, self.vector)
 
@@ -298,7 +298,8 @@ class KernelWriter(AccumulatorWriter):
             j, _ = self._new("j", "0", 1)
             with self._block(f"while {j} < {columns}:"):
                 self.place[v] = f"({name} + {j})"
-                self.in_turns = {read: f"{block}, {SIDE} * {j}" for read, block in zip(reads, blocks, strict=True)}
+                row = self._row_of_blocks
+                self.in_turns = {read: f"{block}, {row} * {j}" for read, block in zip(reads, blocks, strict=True)}
                 self._body(stage, self.scanned)
                 self.in_turns = {}
                 self._line(f"{j} += 1")
@@ -311,8 +312,16 @@ class KernelWriter(AccumulatorWriter):
         block = f"b{self.count}"
         self.blocks.append(f"    var {block} = own_memory[{SHORT[self.slots[source].dtype]}, {SIDE * SIDE}]()")
         given = f"{block}, {self.pointers[source]}, {self._index(address)}, {self._step(address)}"
-        self._line(f"turn_block({given}, {self.masked or SIDE}, {columns})")
+        if self._row_of_blocks == HALF:
+            self._line(f"turn_half_a_block({given}, {columns})")
+        else:
+            self._line(f"turn_block({given}, {self.masked or self.lanes}, {columns})")
         return block
+
+    @property
+    def _row_of_blocks(self) -> int:
+        """How far apart the vectors of turned blocks are: blocks of eight rows have them side by side."""
+        return HALF if self.lanes == HALF and not self.masked else SIDE
 
     def _turn_rows(self, stage: StageNest) -> None:
         """Turn what a reduction reads of short rows, of which vectors have one lane each."""
@@ -333,7 +342,7 @@ class KernelWriter(AccumulatorWriter):
         if (row := self.in_rows.get((source, address))) is not None:
             place = f"{row[0]}, {SIDE} * {self.place[row[1]]}"
         if place is not None:
-            return self._new("x", f"load[{SIDE}]({place})", SIDE)
+            return self._new("x", f"load[{self.lanes}]({place})", self.lanes)
         if self.turns and self.lanes > 1 and not self.where and self._step(address) == -1:
             form, count = ("_masked", f", {self.masked}") if self.masked else ("", "")
             given = f"{self.pointers[source]}, {self._index(address)}{count}"

@@ -1,4 +1,4 @@
-"""What a loop reads along memory while vectors step over it, in blocks of 16 x 16 that are turned in registers.
+"""What a loop reads along memory while vectors step over it, in blocks of 16 x 16, or 8 x 16, turned in registers.
 
 Before: ``for j: y[64*j + i] = x[i*512 + j]`` reads 16 lanes from 16 lines of memory for every ``j``.
 After: for every 16th ``j``, 16 vectors along ``j`` are read and turned; for each ``j``, one of the turned vectors.

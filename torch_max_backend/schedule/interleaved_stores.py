@@ -13,7 +13,7 @@ import dataclasses
 from torch_max_backend.loops.expr import loads
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.schedule import cost
-from torch_max_backend.schedule.nest import Nest
+from torch_max_backend.schedule.nest import HALF, Nest, StageNest
 from torch_max_backend.schedule.rows_at_once import several
 from torch_max_backend.schedule.vectors import sliced
 
@@ -49,6 +49,8 @@ def interleaved(n: Nest) -> Nest:
     read = [i for x in loads(*(e for s in stage.statements for e in s.expressions)) for i in x.index]
     if any(_is_around(index, a, b) for index in read):
         return n  # what is read lies as what is written
+    if n.vector == b and b.size == HALF and _turns(stage, read) and not any(i.coefficient(a) == 1 for i in read):
+        return n
     inner = dataclasses.replace(stage, free=(a,), vector=a)
     (inner,) = several((inner,), [{b: Index.of(k)} for k in range(cost.count([b]))])
     return sliced(Nest(tuple(v for v in loops if v != a), (inner,)), a, a)
@@ -56,6 +58,11 @@ def interleaved(n: Nest) -> Nest:
 
 def _is_around(address: Index, v: Var, b: Var) -> bool:
     return address.coefficient(b) == 1 and address.coefficient(v) == b.size
+
+
+def _turns(stage: StageNest, read: list[Index]) -> bool:
+    """Whether something is read along memory by a stage's loop, around which vectors run: blocks of it are turned."""
+    return any(i.coefficient(v) == 1 for i in read for v in stage.free)
 
 
 def _depends(v: Var, *others: Var) -> bool:

@@ -18,6 +18,8 @@ from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
 
 LANES = 16
 """Elements of a vector, whatever their dtype: the registers of a processor hold them as one or several."""
+HALF = 8
+"""Lanes of a vector along a short loop that still reads blocks of memory and turns them."""
 ALONE, AGAIN = 8, 8
 """How much more an operation on an element costs that is in no vector, and how much less one of a reduction on what it
 reads again and again, which is near."""

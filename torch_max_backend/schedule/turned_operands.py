@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from torch_max_backend.loops.expr import Guarded, Load, loads, rewrite, walk
+from torch_max_backend.loops.expr import Guarded, Load, from_index, loads, rewrite, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction
 from torch_max_backend.schedule import cost
@@ -22,7 +22,8 @@ from torch_max_backend.schedule.nest import distance
 from torch_max_backend.schedule.split import with_orders
 
 OFTEN, OFTEN_ON_CPU = 8, (4, 12)
-"""How often each element is read, at least; on a CPU under conditions, and without, where blocks are turned as well."""
+"""How often each element is read, at least; on a CPU under conditions or from places that are read, and without, where
+blocks are turned as well."""
 LEAST, LEAST_ON_CPU = 1 << 21, 1 << 14
 """Elements of the definition, at least: a kernel more takes a few microseconds."""
 FAR = 4
@@ -79,7 +80,10 @@ def _with_whole_copies(d: Definition, layouts: Mapping[str, Layout]) -> _Made:
     if v is None:
         return copies, d, orders
     read = list(dict.fromkeys(loads(d.body)))
-    often = OFTEN_ON_CPU[not any(isinstance(x, Guarded) for x in walk(d.body))]
+    are_picked = any(isinstance(x, Guarded) for x in walk(d.body)) or any(
+        map(_is_computed, (i for x in read for i in x.index))
+    )
+    often = OFTEN_ON_CPU[not are_picked]
     for source in dict.fromkeys(x.source for x in read):
         own = [x for x in read if x.source == source]
         last, *others = {_last_dimension(x, v, layouts[source]) for x in own}
@@ -99,15 +103,17 @@ def _with_whole_copies(d: Definition, layouts: Mapping[str, Layout]) -> _Made:
 
 def _last_dimension(x: Load, v: Var, layout: Layout) -> int | None:
     """The dimension of a tensor along which a loop runs, if its steps are long and another one's the shortest."""
-    if any(isinstance(a, Computed) for i in x.index for a in i.atoms):
-        return None
-    along = [k for k, i in enumerate(x.index) if v in i.variables]
-    if len(along) != 1 or x.index[along[0]].coefficient(v) != 1:
+    along = [k for k, i in enumerate(x.index) if any(v in variables(from_index(Index.of(a))) for a in i.atoms)]
+    if len(along) != 1 or x.index[along[0]].coefficient(v) != 1 or _is_computed(x.index[along[0]]):
         return None
     steps = layout.strides
     beside = any(s == 1 and n != 1 for k, (s, n) in enumerate(zip(steps, layout.sizes, strict=True)) if k != along[0])
     far = steps[along[0]].is_constant and steps[along[0]].constant >= FAR
     return along[0] if beside and far else None
+
+
+def _is_computed(i: Index) -> bool:
+    return any(isinstance(a, Computed) for a in i.atoms)
 
 
 def _fastest(d: Definition, layouts: Mapping[str, Layout], least: int) -> Var | None:

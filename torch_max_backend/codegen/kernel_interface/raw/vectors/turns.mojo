@@ -152,6 +152,18 @@ def turn_block[d: DType](q: Ptr[d], p: Ptr[d], i: Int, step: Int, rows: Int, col
         turn_part_of_block(q, p, i, step, rows, columns)
 
 
+@always_inline("nodebug")
+def turn_half_a_block[d: DType](q: Ptr[d], p: Ptr[d], i: Int, step: Int, columns: Int):
+    """8 rows of up to 16 elements, `step` apart, to `q` as 16 vectors of 8 lanes: lane `k` of each is of row `k`."""
+    store_8_in_turns(
+        q, 0,
+        row_of(p, i, step, 0, 8, columns), row_of(p, i, step, 1, 8, columns),
+        row_of(p, i, step, 2, 8, columns), row_of(p, i, step, 3, 8, columns),
+        row_of(p, i, step, 4, 8, columns), row_of(p, i, step, 5, 8, columns),
+        row_of(p, i, step, 6, 8, columns), row_of(p, i, step, 7, 8, columns),
+    )
+
+
 def turn_whole_block[d: DType](q: Ptr[d], p: Ptr[d], i: Int, step: Int):
     var a0 = load[16](p, i + 0 * step)
     var a1 = load[16](p, i + 1 * step)

@@ -200,6 +200,14 @@ def turn_block[d: DType](q: Ptr[d], p: Ptr[d], i: Int, step: Int, rows: Int, col
 
 
 @always_inline("nodebug")
+def turn_half_a_block[d: DType](q: Ptr[d], p: Ptr[d], i: Int, step: Int, columns: Int):
+    """8 rows of up to 16 elements, `step` apart, to `q` as 16 vectors of 8 lanes: lane `k` of each is of row `k`."""
+    for k in range(8):
+        for j in range(columns):
+            store(q, 8 * j + k, load[1](p, i + k * step + j))
+
+
+@always_inline("nodebug")
 def store_2_in_turns[d: DType](p: Ptr[d], i: Int, a: Vec[d, 16], b: Vec[d, 16]):
     store_2_in_turns_masked(p, i, 16, a, b)
 
