@@ -38,11 +38,41 @@ def test_norms_of_groups(sizes: tuple[int, ...], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_long_loops_have_vectors_of_all_channels(sizes: tuple[int, ...]) -> None:
+    """Or of those of several places, where few channels would leave much of a vector empty."""
     norm, *inputs = group_norm(*sizes)
     text = str(schedule(program(norm, *inputs).program))  # type: ignore[arg-type]
     channels = sizes[1]
     kernels = [k for k in text.split("kernel over") if "x0[" in k]
-    assert len(kernels) == 2 and all(f":{channels} in vectors" in k for k in kernels)
+    assert len(kernels) == 2 and f":{channels} in vectors" in kernels[0]
+    assert (f":{channels} in vectors" if channels >= 16 else "_rows0[") in kernels[1]
+
+
+def gradients(images: int, channels: int, rows: int, columns: int, groups: int) -> list[object]:
+    def backward(g: Tensor, x: Tensor, m: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        every = [True, True, True]
+        rule = rules()[aten.native_group_norm_backward.default]
+        found = rule(g, x, m, r, w, images, channels, rows * columns, groups, every)
+        return (views.permute(found[0], (0, 2, 3, 1)), found[1], found[2])
+
+    generator = torch.Generator().manual_seed(1)
+    shape = (images, channels, rows, columns)
+    g, x = (torch.randn(shape, generator=generator).to(memory_format=torch.channels_last) for _ in range(2))
+    m, r = torch.randn(images, groups, generator=generator), torch.rand(images, groups, generator=generator) + 0.5
+    return [backward, g, x, m, r, torch.rand(channels, generator=generator) + 0.5]
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, (2, 6, 3, 1, 2)], ids=str)
+def test_gradients_of_groups(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    backward, *inputs = gradients(*sizes)
+    made = program(backward, *inputs, smooth=True)  # type: ignore[arg-type]
+    check_generated([made], [check_passes(made)], tmp_path)
+
+
+def test_gradients_read_images_twice_in_vectors_of_all_channels() -> None:
+    backward, *inputs = gradients(1, 40, 50, 40, 8)
+    text = str(schedule(program(backward, *inputs).program))  # type: ignore[arg-type]
+    kernels = [k for k in text.split("kernel over") if "x0[" in k]
+    assert len(kernels) == 2 and all(":40 in vectors" in k and "x1[" in k for k in kernels)
 
 
 def test_few_elements_stay_one_kernel() -> None:

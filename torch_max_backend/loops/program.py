@@ -102,6 +102,7 @@ class Definition:
     sorted or scattered into.
 
     ``where`` is the op and the user's line that it comes from, and behind that a line for each that became part of it.
+    The dimensions of what is ``whole`` are not split: it is small, and what reads it has long loops over all of each.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Definition:
     body: Scalar
     how: Reduction | Scan | Sort | Scatter | None = None
     where: str = ""
+    whole: bool = False
 
     @property
     def reduced(self) -> tuple[Var, ...]:

@@ -119,7 +119,7 @@ def rewritten(d: Definition, values: Replaced, load: Callable[[Load], Scalar] = 
 
 def _divided(d: Definition) -> tuple[Var, Index] | None:
     """A variable of the definition that is divided by itself, and the largest such divisor that divides its size."""
-    if d.how is not None and not isinstance(d.how, Reduction):
+    if d.whole or (d.how is not None and not isinstance(d.how, Reduction)):
         return None
     own = {*d.variables, *d.reduced}
     found: dict[Var, Index] = {}

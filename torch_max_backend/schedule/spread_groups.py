@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 from torch_max_backend.loops.expr import Load, Scalar, loads, rewrite
 from torch_max_backend.loops.index import Computed, Div, Index, Var
-from torch_max_backend.loops.program import Call, Definition, Program
+from torch_max_backend.loops.program import Call, Definition, Program, Reduction
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
 from torch_max_backend.schedule.machine import Machine
-from torch_max_backend.schedule.nest import LANES
-from torch_max_backend.schedule.split import MANY
+from torch_max_backend.schedule.nest import LANES, distance
+from torch_max_backend.schedule.split import MANY, with_orders
 
 TIMES = 32
 """How often each element is read, at least."""
@@ -31,21 +31,38 @@ in it, and elements that read what groups have, at least."""
 def spread_groups(program: Program, layouts: Mapping[str, Layout], machine: Machine) -> Program:
     """Definitions that read what is one number for a few neighbours read it element by element."""
     lanes, least = (GRID_LANES, GRID_LEAST) if machine.has_grid else (LANES, MANY)
+    first: list[Definition] = []
     steps: list[Definition | Call] = []
+    orders = {**program.orders, **dict(program.outputs)}
     for step in program.steps:
         v = None
         if isinstance(step, Definition) and cost.iterations(step) >= least:
-            v = _fastest(step, layouts)
-        steps += [step] if v is None else _spread(step, v, lanes, layouts)  # type: ignore[arg-type]
-    return dataclasses.replace(program, steps=steps)
+            v = _fastest(step, layouts, machine)
+        if v is None:
+            steps.append(step)
+            continue
+        assert isinstance(step, Definition)
+        *written_out, step = _spread(step, v, lanes, layouts)
+        orders.update({d.name: tuple(range(len(d.variables))) for d in written_out})
+        for d in written_out:  # those of inputs stand between no loops that are one kernel
+            (first if all(x.source in program.inputs for x in d.loads) else steps).append(d)
+        steps.append(step)
+    return with_orders(program, [*first, *steps], orders)
 
 
-def _fastest(d: Definition, layouts: Mapping[str, Layout]) -> Var | None:
-    """The variable along which the elements of a plain definition are neighbours."""
-    if d.how is not None or not all(isinstance(v.size, int) for v in d.variables):
+def _fastest(d: Definition, layouts: Mapping[str, Layout], machine: Machine) -> Var | None:
+    """The variable along which the elements of a plain definition are neighbours; on a CPU, also that along which those
+    of a reduction are, and of something that it reads.
+    """
+    if not all(isinstance(v.size, int) for v in d.variables):
         return None
     strides = layouts[d.name].strides
-    return next((v for v, stride in zip(d.variables, strides, strict=True) if stride == 1 and v.size != 1), None)
+    v = next((v for v, stride in zip(d.variables, strides, strict=True) if stride == 1 and v.size != 1), None)
+    if v is None or d.how is None:
+        return v
+    reads = (layouts[x.source].address(x.index) for x in d.loads)
+    is_across = isinstance(d.how, Reduction) and any(distance(address, v) == 1 for address in reads)
+    return v if is_across and not machine.has_grid else None
 
 
 def _spread(d: Definition, v: Var, lanes: int, layouts: Mapping[str, Layout]) -> list[Definition]:
@@ -54,12 +71,13 @@ def _spread(d: Definition, v: Var, lanes: int, layouts: Mapping[str, Layout]) ->
     instead: dict[Load, Load] = {}
     for x in dict.fromkeys(loads(d.body)):
         mine = [w for w in d.variables if any(w in i.variables for i in x.index)]
+        mine.sort(key=lambda w: w == v)
         is_read_often = cost.count(mine) * TIMES <= cost.iterations(d)
         if is_read_often and _is_of_groups(x, v, lanes) and _is_all_there(x, layouts[x.source]):
             name = f"{d.name}_each{len(before)}"
             new = {w: Var(f"{w.name}s{len(before)}", w.size) for w in mine}
             body = rewrite(x, {w: Index.of(n) for w, n in new.items()})
-            before.append(Definition(name, x.dtype, tuple(new.values()), body, where=d.where))
+            before.append(Definition(name, x.dtype, tuple(new.values()), body, where=d.where, whole=True))
             instead[x] = Load(name, tuple(map(Index.of, mine)), x.dtype)
 
     def load(x: Load) -> Scalar:

@@ -11,7 +11,7 @@ from torch_max_backend.loops.expr import op
 from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.rules.reduce import as_number, moments, over
 from torch_max_backend.loops.rules.registry import aten, rule
-from torch_max_backend.loops.rules.views import reshaped
+from torch_max_backend.loops.rules.views import expand, reshaped
 from torch_max_backend.loops.tensor import Tensor, builder, computed_in, converted, define, pointwise
 
 
@@ -78,13 +78,11 @@ def native_layer_norm_backward(
     )
     results: list[Tensor | None] = [None, None, None]
     if output_mask[0]:
-        a = over("sum", into, inner, True, compute=compute)
         both = pointwise(lambda g, x: g * x, into, normal, compute=compute, dtype=compute)
-        b = over("sum", both, inner, True, compute=compute)
+        a, b = (_averaged(x, inner, n, compute) for x in (into, both))
         results[0] = pointwise(
-            lambda g, x, a, b, r: (g - (a + x * b) / as_number(n, a.dtype)) * r,
-            into, normal, a, b, rstd, compute=compute, dtype=input.dtype,
-        )  # fmt: skip
+            lambda g, x, a, b, r: (g - (a + x * b)) * r, into, normal, a, b, rstd, compute=compute, dtype=input.dtype
+        )
     if output_mask[1] and weight is not None:
         both = pointwise(lambda g, x: g * x, grad_out, normal, compute=compute, dtype=compute)
         results[1] = _summed(both, outer, weight.dtype, compute)
@@ -93,10 +91,15 @@ def native_layer_norm_backward(
     return tuple(results)  # type: ignore[return-value]
 
 
-def _summed(x: Tensor, dims: Sequence[int], dtype: torch.dtype, compute: torch.dtype) -> Tensor:
+def _averaged(x: Tensor, dims: Sequence[int], n: Index, compute: torch.dtype) -> Tensor:
+    """Sums over ``n`` elements, divided by that: once for each sum, and not for each element that reads it."""
+    return over("sum", x, dims, True, compute=compute, finish=lambda s: s / as_number(n, s.dtype), dtype=compute)
+
+
+def _summed(x: Tensor, dims: Sequence[int], dtype: torch.dtype, compute: torch.dtype, *, keep: bool = False) -> Tensor:
     if not dims:
         return define(x.shape, dtype, x.at) if x.dtype is dtype else pointwise(lambda e: e, x, dtype=dtype)
-    return over("sum", x, list(dims), compute=compute, dtype=dtype)
+    return over("sum", x, list(dims), keep, compute=compute, dtype=dtype)
 
 
 # native_group_norm(Tensor input, Tensor? weight, Tensor? bias, SymInt N, SymInt C, SymInt HxW, int group, float eps)
@@ -138,32 +141,38 @@ def native_group_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     compute = computed_in(input.dtype)
-    each, rest = Index.of(C) // group, input.shape[2:]
-    grad, x = (reshaped(v, [N, group, each, *rest]) for v in (grad_out, input))
-    mean, rstd = (reshaped(v, [N, group, *[1] * (x.rank - 2)]) for v in (mean, rstd))
-    normal = pointwise(lambda x, m, r: (x - m) * r, x, mean, rstd, compute=compute, dtype=compute)
-    into = grad
-    if weight is not None:
-        per_channel = reshaped(weight, [1, group, each, *[1] * len(rest)])
-        into = pointwise(lambda g, w: g * w, grad, per_channel, compute=compute, dtype=compute)
-    both = pointwise(lambda g, x: g * x, into, normal, compute=compute, dtype=compute)
-    inner = list(range(2, x.rank))
-    n = product(x.shape[d] for d in inner)
+    each, rest = Index.of(C) // group, list(range(2, input.rank))
+    ones = [1] * len(rest)
+
+    def of_channels(x: Tensor) -> Tensor:
+        """What groups have, [N, group], as what each of their channels has."""
+        every = expand(reshaped(x, [N, group, 1]), [N, group, each])
+        return reshaped(every, [N, C, *ones])
+
+    means, inverses = of_channels(mean), of_channels(rstd)
+    apart = pointwise(lambda g, x, m: g * (x - m), grad_out, input, means, compute=compute, dtype=compute)
+    plain = _summed(grad_out, rest, compute, compute, keep=True)
+    sums = _summed(apart, rest, compute, compute, keep=True)
+    moved = pointwise(lambda s, r: s * r, sums, inverses, compute=compute, dtype=compute)
+    scale = None if weight is None else reshaped(weight, [1, C, *ones])
+    n = product((each, *input.shape[2:]))
     results: list[Tensor | None] = [None, None, None]
     if output_mask[0]:
-        a, b = (over("sum", v, inner, True, compute=compute) for v in (into, both))
-        found = pointwise(
-            lambda g, x, a, b, r: (g - (a + x * b) / as_number(n, a.dtype)) * r,
-            into, normal, a, b, rstd, compute=compute, dtype=input.dtype,
+
+        def scaled(x: Tensor) -> Tensor:
+            return x if scale is None else pointwise(lambda v, w: v * w, x, scale, compute=compute, dtype=compute)
+
+        a, b = (_averaged(reshaped(scaled(x), [N, group, each]), [2], n, compute) for x in (plain, moved))
+        slope = pointwise(lambda b, r: b * r, b, reshaped(rstd, [N, group, 1]), compute=compute, dtype=compute)
+        results[0] = pointwise(
+            lambda g, x, m, a, b, r: (g - (a + (x - m) * b)) * r,
+            scaled(grad_out), input, means, of_channels(a), of_channels(slope), inverses,
+            compute=compute, dtype=input.dtype,
         )  # fmt: skip
-        results[0] = reshaped(found, input.shape)
-    kept = [0, *range(3, x.rank)]
     dtype = input.dtype if weight is None else weight.dtype
-    if output_mask[1]:
-        both = pointwise(lambda g, x: g * x, grad, normal, compute=compute, dtype=compute)
-        results[1] = reshaped(over("sum", both, kept, compute=compute, dtype=dtype), [C])
-    if output_mask[2]:
-        results[2] = reshaped(over("sum", grad, kept, compute=compute, dtype=dtype), [C])
+    for k, x in ((1, moved), (2, plain)):
+        if output_mask[k]:
+            results[k] = reshaped(over("sum", x, [0], compute=compute, dtype=dtype), [C])
     return tuple(results)  # type: ignore[return-value]
 
 
