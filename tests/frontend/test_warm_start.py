@@ -41,6 +41,8 @@ def tell(**more):
         "cache": {k: v for k, v in counters["aot_autograd"].items() if k.startswith("autograd_cache")},
         "lowering": "torch_max_backend.lowering.graph_builder" in sys.modules,
         "max_graph": "max.graph" in sys.modules,
+        "max_driver": "max._core" in sys.modules,
+        "programs": sum(r.stats.programs for r in found),
         "inductor": "torch._inductor.lowering" in sys.modules,
         **more,
     }))
@@ -93,6 +95,7 @@ def test_a_second_process_neither_traces_nor_lowers(run: Run) -> None:
     assert first["lowering"] and first["max_graph"]
     assert not second["lowering"] and not second["max_graph"], "a warm start must not import what compiles"
     assert not second["inductor"], "a key needs nothing of Inductor's"
+    assert second["max_driver"] == (second["programs"] == 0), "programs need nothing of MAX"
 
 
 def test_keys_of_torch_are_as_before_outside() -> None:

@@ -18,7 +18,7 @@ from torch_max_backend.runtime.call_path import CallSpec
 from torch_max_backend.runtime.cuda_graphs import captured_region, replay
 from torch_max_backend.runtime.cuda_graphs.output_copies import hand_out, plan_outputs
 from torch_max_backend.runtime.cuda_graphs.replay import Replayed, with_replay
-from torch_max_backend.runtime.region_call import RegionSpec
+from torch_max_backend.runtime.region_spec import RegionSpec
 from torch_max_backend.runtime.tensor_interop import to_buffer, to_tensor
 
 pytestmark = pytest.mark.any_runner("regions and models are stand-ins")

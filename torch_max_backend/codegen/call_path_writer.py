@@ -42,7 +42,7 @@ from torch_max_backend.runtime.call_path import CallSpec
 from torch_max_backend.runtime.control_flow import RUN
 from torch_max_backend.runtime.cuda_graphs.output_copies import COPY_LIMIT
 from torch_max_backend.runtime.program import HELD, ProgramSpec
-from torch_max_backend.runtime.region_call import RegionSpec
+from torch_max_backend.runtime.region_spec import RegionSpec
 
 
 def call_spec(

@@ -10,7 +10,7 @@ from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.capture.view_ops import BITS, MOVEMENT
 from torch_max_backend.partition.index_checks import IndexChecks, index_checks
 from torch_max_backend.partition.region import Region
-from torch_max_backend.runtime.region_call import RegionSpec
+from torch_max_backend.runtime.region_spec import RegionSpec
 
 
 def region_spec(region: Region, static: frozenset[int], check_indices: bool = True) -> RegionSpec:

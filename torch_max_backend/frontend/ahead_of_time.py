@@ -21,7 +21,7 @@ from torch_max_backend.frontend.compiled_graph import CompiledGraph, carry
 from torch_max_backend.runtime.call_path import CallSpec
 from torch_max_backend.runtime.cuda_launch import CUBIN, LAUNCHER
 from torch_max_backend.runtime.program import LIBRARY
-from torch_max_backend.runtime.region_call import Model
+from torch_max_backend.runtime.region_spec import Model
 from torch_max_backend.runtime.session import get_accelerators, load
 
 try:

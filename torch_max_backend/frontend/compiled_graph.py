@@ -30,8 +30,7 @@ from torch_max_backend.runtime.cuda_graphs.replay import Replayed, with_replay
 from torch_max_backend.runtime.cuda_launch import CUBIN, LAUNCHER
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.program import LIBRARY, ProgramSpec, load_library
-from torch_max_backend.runtime.region_call import Model, RegionSpec
-from torch_max_backend.runtime.session import load
+from torch_max_backend.runtime.region_spec import Model, RegionSpec
 
 try:
     from torch._inductor.output_code import OutputCode
@@ -252,6 +251,8 @@ def _model(key: str, region: RegionSpec | ProgramSpec, options: Options) -> Arti
         return load_library(entry.blob, entry.sha)
     if entry.graph == CUBIN:
         return GridLibrary(entry.blob.read_bytes(), entry.sha, _launcher(options), region.gpus[0])
+    from torch_max_backend.runtime.session import load  # imports MAX
+
     return load(entry.blob, entry.sha)[entry.graph]
 
 

@@ -20,7 +20,7 @@ from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.runtime.index_reports import raise_reported
 from torch_max_backend.runtime.profiler_ranges import profiler_range
 from torch_max_backend.runtime.program import Library, ProgramSpec
-from torch_max_backend.runtime.region_call import Model, RegionCall, RegionSpec
+from torch_max_backend.runtime.region_spec import Model, RegionSpec
 
 Artifact = Model | Library | GridLibrary | None
 """What a region needs to run: a model, or a program's library of kernels if it has any."""
@@ -175,6 +175,8 @@ def bound(spec: RegionSpec | ProgramSpec, artifact: Artifact) -> Callable[..., A
     """A region as a function of its inputs, on its model or library."""
     if isinstance(spec, ProgramSpec):
         return spec.bind(cast(Library | GridLibrary | None, artifact))
+    from torch_max_backend.runtime.region_call import RegionCall  # imports MAX
+
     return RegionCall(spec, cast(Model, artifact))
 
 

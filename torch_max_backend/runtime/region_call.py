@@ -6,58 +6,15 @@ import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from max.driver import Buffer
 
 from torch_max_backend.base.errors import ExecutionError, OutOfRangeError
-from torch_max_backend.base.index_sites import Site
 from torch_max_backend.runtime.index_reports import reports_of
+from torch_max_backend.runtime.region_spec import ALIGNMENT, Model, RegionSpec
 from torch_max_backend.runtime.tensor_interop import in_order, number, size_carrier, to_buffer, to_tensor
-
-
-@runtime_checkable
-class Model(Protocol):
-    """What is used of the engine's ``Model``."""
-
-    def _execute_device_tensors(self, tensors: Sequence[Buffer]) -> list[Buffer]: ...
-
-    def _capture(self, graph_keys: Sequence[int], inputs: Sequence[Buffer]) -> list[Buffer]: ...
-
-    def _replay(self, graph_keys: Sequence[int], inputs: Sequence[Buffer]) -> None: ...
-
-    def _release_captured_graph(self, graph_keys: Sequence[int]) -> None: ...
-
-
-@dataclass(frozen=True)
-class RegionSpec:
-    """What calling a region takes, besides its model.
-
-    ``orders`` has per input the permutation that makes it contiguous, or ``None`` if it is contiguous as it is;
-    ``static`` and ``mutable`` are positions of inputs, ``may_alias`` of outputs that MAX may give as a view of an
-    input. ``host_values`` counts the sizes and scalars that are passed in after the tensors; ``gpus`` are the indices
-    of the GPUs it runs on, ``on_host`` tells whether it has a tensor on the CPU, ``scalars`` how many of the host
-    values are scalars, ``flat`` whether tensors are passed in as one dimension; on a CPU one table of their addresses
-    and sizes is passed in then. ``sites`` are where it checks indices on the GPUs ``reporting``, for each of which a
-    report is passed in behind all others.
-    """
-
-    orders: tuple[tuple[int, ...] | None, ...]
-    static: frozenset[int]
-    mutable: frozenset[int]
-    may_alias: tuple[int, ...]
-    host_values: int
-    gpus: tuple[int, ...]
-    on_host: bool = False
-    scalars: int = 0
-    flat: bool = False
-    sites: tuple[Site, ...] = ()
-    reporting: tuple[int, ...] = ()
-
-
-ALIGNMENT = 16
-"""Bytes: what MAX's kernels on a GPU take for granted of every address, because they read vectors."""
 
 
 @dataclass(frozen=True)

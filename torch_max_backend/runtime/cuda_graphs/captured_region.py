@@ -7,22 +7,9 @@ from collections.abc import Sequence
 import torch
 from max.driver import Buffer
 
-from torch_max_backend.runtime.region_call import ALIGNMENT, Model, RegionCall, RegionSpec, execution_error, overlapping
+from torch_max_backend.runtime.region_call import RegionCall, execution_error, overlapping
+from torch_max_backend.runtime.region_spec import ALIGNMENT, Model, RegionSpec, why_not_captured
 from torch_max_backend.runtime.tensor_interop import end_capture, to_tensor
-
-
-def refusal(spec: RegionSpec) -> str:
-    """Why a region is never captured; empty if it may be.
-
-    MAX reports what it cannot capture, but too late: the stream stays in an unusable state unless it is put right.
-    """
-    if len(spec.gpus) != 1:
-        return "it does not run on one GPU alone"
-    if spec.on_host:
-        return "a part of it runs on the processor"
-    if spec.scalars:
-        return "it takes a number that the processor computes"
-    return ""
 
 
 class ReplayRegion(RegionCall):
@@ -37,7 +24,7 @@ class ReplayRegion(RegionCall):
 
     def __init__(self, spec: RegionSpec, model: Model, key: int, stable: set[int]) -> None:
         super().__init__(spec, model)
-        self.refusal = refusal(spec)
+        self.refusal = why_not_captured(spec)
         self._key, self._stable = key, stable
         self._gpu = spec.gpus[0] if spec.gpus else 0
         self._own: list[torch.Tensor | None] = []

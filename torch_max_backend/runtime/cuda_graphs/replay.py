@@ -25,12 +25,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch_max_backend.base.torch_logs import PERF_HINTS, show
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.call_path import Artifact, CallSpec, Gate, bound
-from torch_max_backend.runtime.cuda_graphs.captured_region import ReplayRegion, refusal
 from torch_max_backend.runtime.cuda_graphs.output_copies import COPY_LIMIT, Output, bytes_of, hand_out, plan_outputs
 from torch_max_backend.runtime.cuda_graphs.recorded_program import RecordedProgram, unrecordable
 from torch_max_backend.runtime.cuda_graphs.turns import Turns
 from torch_max_backend.runtime.program import ProgramSpec
-from torch_max_backend.runtime.region_call import Model
+from torch_max_backend.runtime.region_spec import Model, why_not_captured
 
 log = logging.getLogger("torch_max_backend")
 
@@ -66,7 +65,7 @@ def with_replay(spec: CallSpec, models: Sequence[Artifact], options: Options, ga
     if all(isinstance(r, ProgramSpec) for r in spec.regions):
         _not_recorded(of_programs)
         return plain
-    reasons = [_PROGRAM if isinstance(r, ProgramSpec) else refusal(r) for r in spec.regions]
+    reasons = [_PROGRAM if isinstance(r, ProgramSpec) else why_not_captured(r) for r in spec.regions]
     gpus = {index for r in spec.regions for index in r.gpus}
     if all(reasons) or len(gpus) > 1:
         _not_recorded(reasons[0] or "it runs on several GPUs")
@@ -96,7 +95,7 @@ class _Recording:
     ``fixed`` are positions of arguments that are used where they are, at ``pointers`` (by position). ``copied`` are
     positions of those that are copied to ``own`` memory, ``written`` positions in these two lists of what is copied
     back. ``call`` runs the call path on ``regions``, and ``outputs`` says how each of its results leaves. ``lent`` are
-    storages of those that left uncopied.
+    storages of those that left uncopied. A region is a ``ReplayRegion``, the module of which imports MAX.
     """
 
     fixed: list[int]
@@ -104,7 +103,7 @@ class _Recording:
     copied: list[int]
     own: list[torch.Tensor]
     written: list[int]
-    regions: list[ReplayRegion]
+    regions: list[Any]
     call: Call
     outputs: list[Output]
     lent: list[StorageWeakRef] = field(default_factory=list)
@@ -245,6 +244,8 @@ class Replayed:
             return self._give_up(shape, f"arguments that move, and would be copied, have {size >> 20} MB", args)
         if any(_shares_memory(args[i]) for i in copied):
             return self._give_up(shape, "an argument moves whose elements share memory", args)
+        from torch_max_backend.runtime.cuda_graphs.captured_region import ReplayRegion  # imports MAX
+
         start = time.perf_counter()
         shape.played = 0
         own = [_own(args[i]) for i in copied]
@@ -338,6 +339,6 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return own.copy_(tensor)
 
 
-def _release_all(held: Iterable[_Recording] | Iterable[ReplayRegion]) -> None:
+def _release_all(held: Iterable[Any]) -> None:
     for each in held:
         each.release()
