@@ -50,7 +50,8 @@ class Builder:
     """Adds definitions to a program; rules reach the one at work by :func:`builder`.
 
     Args:
-        is_for_gpu: Whether a GPU runs the program: torch's kernels for CPUs give other answers at some edges.
+        is_for_gpu: Whether a GPU runs the program: torch's kernels for CPUs give other answers at some edges, and other
+            ways to compute a result are quicker there.
     """
 
     def __init__(self, is_for_gpu: bool = False) -> None:

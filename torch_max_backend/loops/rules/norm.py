@@ -140,7 +140,61 @@ def native_group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    compute = computed_in(input.dtype)
+    # A block of a GPU has all of a group and reads it once; on a CPU channels may be the last dimension in memory.
+    by = _gradients_by_groups if builder().is_for_gpu else _gradients_by_channels
+    return by(grad_out, input, mean, rstd, weight, (N, C, group), output_mask)
+
+
+def _gradients_by_groups(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    shape: tuple[Any, Any, int],
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Sums over groups, and over all images for each channel."""
+    compute, (N, C, group) = computed_in(input.dtype), shape
+    each, rest = Index.of(C) // group, input.shape[2:]
+    grad, x = (reshaped(v, [N, group, each, *rest]) for v in (grad_out, input))
+    mean, rstd = (reshaped(v, [N, group, *[1] * (x.rank - 2)]) for v in (mean, rstd))
+    normal = pointwise(lambda x, m, r: (x - m) * r, x, mean, rstd, compute=compute, dtype=compute)
+    into = grad
+    if weight is not None:
+        per_channel = reshaped(weight, [1, group, each, *[1] * len(rest)])
+        into = pointwise(lambda g, w: g * w, grad, per_channel, compute=compute, dtype=compute)
+    results: list[Tensor | None] = [None, None, None]
+    if output_mask[0]:
+        both = pointwise(lambda g, x: g * x, into, normal, compute=compute, dtype=compute)
+        inner = list(range(2, x.rank))
+        n = product(x.shape[d] for d in inner)
+        a, b = (_averaged(v, inner, n, compute) for v in (into, both))
+        found = pointwise(
+            lambda g, x, a, b, r: (g - (a + x * b)) * r, into, normal, a, b, rstd, compute=compute, dtype=input.dtype
+        )
+        results[0] = reshaped(found, input.shape)
+    kept = [0, *range(3, x.rank)]
+    dtype = input.dtype if weight is None else weight.dtype
+    if output_mask[1]:
+        both = pointwise(lambda g, x: g * x, grad, normal, compute=compute, dtype=compute)
+        results[1] = reshaped(over("sum", both, kept, compute=compute, dtype=dtype), [C])
+    if output_mask[2]:
+        results[2] = reshaped(over("sum", grad, kept, compute=compute, dtype=dtype), [C])
+    return tuple(results)  # type: ignore[return-value]
+
+
+def _gradients_by_channels(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    shape: tuple[Any, Any, int],
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """All of it from two sums for each channel of each image."""
+    compute, (N, C, group) = computed_in(input.dtype), shape
     each, rest = Index.of(C) // group, list(range(2, input.rank))
     ones = [1] * len(rest)
 
