@@ -90,6 +90,13 @@ def test_what_is_read_along_memory_is_turned_in_halves_of_blocks(width: int) -> 
     assert "strided" not in text and "in_turns" not in text
 
 
+@pytest.mark.parametrize("width", [2, 8])
+def test_short_rows_of_a_table_are_read_as_they_are(width: int) -> None:
+    table, places = numbers(50, width, dtype=torch.float32), torch.randint(0, 50, (4000,))
+    text = stores(program(lambda x, i: (rules()[torch.ops.aten.embedding.default](x, i),), table, places))
+    assert f"load[{width}](" in text and "load_at" not in text and "in_turns" not in text
+
+
 def test_one_long_row_is_shared_among_threads() -> None:
     made = program(pairs, numbers(1, 1, 1, 20_001, dtype=torch.float32))
     assert "var total: Int = 5" in stores(made) and "_in_turns(" in stores(made)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from torch_max_backend.loops.expr import loads
-from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.nest import HALF, Nest, StageNest
 from torch_max_backend.schedule.rows_at_once import several
@@ -49,6 +49,8 @@ def interleaved(n: Nest) -> Nest:
     read = [i for x in loads(*(e for s in stage.statements for e in s.expressions)) for i in x.index]
     if any(_is_around(index, a, b) for index in read):
         return n  # what is read lies as what is written
+    if any(_is_row_of_a_table(i, b) for i in read):
+        return n  # a row is read as one vector, which is quicker than to pick elements of sixteen rows
     if n.vector == b and b.size == HALF and _turns(stage, read) and not any(i.coefficient(a) == 1 for i in read):
         return n
     inner = dataclasses.replace(stage, free=(a,), vector=a)
@@ -58,6 +60,11 @@ def interleaved(n: Nest) -> Nest:
 
 def _is_around(address: Index, v: Var, b: Var) -> bool:
     return address.coefficient(b) == 1 and address.coefficient(v) == b.size
+
+
+def _is_row_of_a_table(index: Index, b: Var) -> bool:
+    """Whether an address runs along memory with ``b``, from a place that is read."""
+    return index.coefficient(b) == 1 and any(isinstance(a, Computed) for a in index.atoms)
 
 
 def _turns(stage: StageNest, read: list[Index]) -> bool:
