@@ -346,6 +346,53 @@ def test_attention_lies_as_its_queries(program_of: Callable[..., Program]) -> No
     assert strides(call) == (32 * 256, 64, 256, 1)
 
 
+def rotated_heads(x: torch.Tensor, w: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """[2, 32, 256] times [256, heads * 64] as [2, heads, 32, 64], with halves turned as rotary embeddings do."""
+    heads = (x @ w).view(2, 32, -1, 64).transpose(1, 2)
+    turned = torch.cat((-heads[..., 32:], heads[..., :32]), -1)
+    return heads * angles.cos() + turned * angles.sin()
+
+
+HEADS_LAST = (32 * 256, 64, 256, 1)
+"""Strides of four heads of 64, behind 32 positions."""
+
+
+def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[0]
+
+
+@pytest.mark.parametrize("attention", [F.scaled_dot_product_attention, fused])
+def test_computed_queries_lie_as_in_eager(program_of: Callable[..., Program], attention: Any) -> None:
+    """So that the product behind attention reads its result where it is."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, angles: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        q = rotated_heads(x, w, angles)
+        return attention(q, q, q).transpose(1, 2).reshape(2, 32, 256) @ out
+
+    inputs = half(2, 32, 256), half(256, 256), half(2, 1, 32, 64), half(256, 256)
+    _, call, behind = calls(program_of(function, *inputs))
+    assert all(tuple(int(s.constant) for s in x.strides) == HEADS_LAST for x in (*call.args[:3], call.results[0]))
+    assert behind.args[0].name == call.results[0].name
+
+
+def test_gradients_of_attention_lie_as_what_they_are_of(program_of: Callable[..., Program]) -> None:
+    """Of queries and keys as in eager, of values where the region reads them."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, angles: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        q = rotated_heads(x, w, angles)
+        y, logsumexp, *saved = aten._scaled_dot_product_flash_attention(q, q, v)
+        back = aten._scaled_dot_product_flash_attention_backward(
+            y.sin(), q, q, v, y, logsumexp, *saved[:4], 0.0, False, *saved[4:6]
+        )
+        return [g.relu() for g in back]
+
+    inputs = half(2, 32, 256), half(256, 256), half(2, 1, 32, 64), half(2, 4, 32, 64)
+    back = calls(program_of(function, *inputs))[-1]
+    found = [tuple(int(s.constant) for s in x.strides) for x in (*back.args[:5], *back.results[:3])]
+    own = (4 * 32 * 64, 32 * 64, 64, 1)
+    assert found == [HEADS_LAST, HEADS_LAST, HEADS_LAST, own, HEADS_LAST, HEADS_LAST, HEADS_LAST, own]
+
+
 def test_attention_that_is_written_out_is_a_call_between_products(program_of: Callable[..., Program]) -> None:
     """As a layer has it: queries are read where their product has left them, and the result lies as the next wants."""
 

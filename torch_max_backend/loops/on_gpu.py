@@ -5,8 +5,7 @@
 - cuBLASLt computes GELU of a product itself.
 - cuBLASLt's fast kernels for 16-bit floats take sizes that are multiples of 16 bytes, and rows that begin at such.
   Where it pays, factors get zeros, and the rows of what loops write for a product are put so far apart.
-- Attention reads neighbours along the last dimension, and a mask of booleans as one of floats, which a loop makes,
-  in rows that begin at multiples of 16 elements: efficient attention refuses others.
+- What attention reads and gives is in `loops/attention_on_gpu.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import fx
 from torch_max_backend.capture.fake_tensors import symbols_of, tensor_of
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.capture.view_ops import PERMUTES, RESHAPES
-from torch_max_backend.loops.attention_of_a_row import attention_of_a_row
+from torch_max_backend.loops.attention_on_gpu import AttentionOnGpu
 from torch_max_backend.loops.convolution_layout import (
     CHANNELS_LAST,
     CUDNN_DTYPES,
@@ -30,18 +29,16 @@ from torch_max_backend.loops.convolution_layout import (
     cudnn_dtypes,
 )
 from torch_max_backend.loops.convolution_loops import FEW_TAPS, convolved, is_depthwise
-from torch_max_backend.loops.expr import constant, select, variables
-from torch_max_backend.loops.from_region import FromRegion, place_of
+from torch_max_backend.loops.from_region import place_of
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import ATTENTION, scans_on_a_gpu
-from torch_max_backend.loops.library_calls import CONVOLUTIONS, source_of, variables_of
+from torch_max_backend.loops.library_calls import CONVOLUTIONS, source_of
 from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops
 from torch_max_backend.loops.product_epilogues import ACTIVATED, activation_behind
 from torch_max_backend.loops.program import Ref, dense_strides
 from torch_max_backend.loops.rules.indexing import filled
 from torch_max_backend.loops.rules.registry import rule_of
-from torch_max_backend.loops.tensor import Builder, Shape, Tensor, pointwise
-from torch_max_backend.loops.written_out_attention import is_without_a_kernel, written_out
+from torch_max_backend.loops.tensor import Builder, Shape, Tensor
 from torch_max_backend.partition.region import Region
 
 aten = torch.ops.aten
@@ -50,15 +47,6 @@ _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, ACTIVATED)
 _WHOLE_VIEWS = RESHAPES | PERMUTES
 ROW = 8
 """Elements of 16 bits in 16 bytes."""
-MASK_ROW = 16
-"""Elements at multiples of which rows of a mask begin, or torch copies it for efficient attention."""
-ADDED_BY_EFFICIENT_ATTENTION = {
-    aten._scaled_dot_product_efficient_attention.default: 3,
-    aten._scaled_dot_product_efficient_attention_backward.default: 4,
-}
-"""Which argument is added to scores."""
-HEADS_BEHIND_POSITIONS = (0, 2, 1, 3)
-"""The order in memory of the dimensions of what efficient attention returns."""
 SHORTEST, LARGE = 64, 2**16
 """Sizes of a product, and elements of what it reads, that are worth care for rows."""
 LARGE_ROWS = 2**25
@@ -70,7 +58,7 @@ WORTH_A_COPY = 256
 on one H100, where odd columns took two to five times as long; no benchmark of this repository shows them."""
 
 
-class OnGpu(FromRegion):
+class OnGpu(AttentionOnGpu):
     """The walk over a region's nodes, on a GPU."""
 
     row_bytes = 16
@@ -143,92 +131,9 @@ class OnGpu(FromRegion):
             return self._product(target, args, promise)
         if target is aten.convolution_backward.default:
             return self._gradients(args, promise)
-        if target is aten.scaled_dot_product_attention.default:
-            if (found := attention_of_a_row(*args, **kwargs)) is not None:
-                return found
-            if is_without_a_kernel(args, dict(kwargs)):
-                return self._by(written_out, target, args, kwargs)
-            args, kwargs = self._with_positive_scale(args, kwargs)
-            if _is_of_other_rank(args, kwargs):
-                return self._attention_of_four(args, kwargs, promise)
-            args = [*args[:3], self._mask(args[3], args[0].dtype), *args[4:]] if len(args) > 3 else args
-            kwargs = {k: self._mask(v, args[0].dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
-            return self._call(target, args, kwargs, promise, [self._attention(args[0], args[2], promise)])
-        if (k := ADDED_BY_EFFICIENT_ATTENTION.get(target)) is not None and isinstance(args[k], Tensor):
-            args = [*args[:k], self._at_aligned_rows(args[k]), *args[k + 1 :]]
+        if target in ATTENTION:
+            return self._attention(target, args, kwargs, promise)
         return self._call(target, args, kwargs, promise)
-
-    def _with_positive_scale(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Attention whose queries have the sign of the scale: torch's kernels give NaN unless that is positive."""
-        scale = kwargs.get("scale")
-        if not isinstance(scale, int | float) or scale > 0:
-            return args, kwargs
-        scaled = pointwise(lambda x: x * (-1.0 if scale else 0.0), args[0])
-        return [scaled, *args[1:]], {**kwargs, "scale": -scale or 1.0}
-
-    def _attention_of_four(self, args: Sequence[Any], kwargs: Mapping[str, Any], promise: torch.Tensor) -> Tensor:
-        """Attention of tensors that have more or fewer than four dimensions, for which torch has no fused kernel.
-
-        Of all dimensions before the last two, the one with the shortest steps is that of heads, and the others are one:
-        as memory has them where queries, keys and values were one product.
-        """
-        target, rank = aten.scaled_dot_product_attention.default, args[0].rank
-        strides = self._reference(target, args[0]).strides[: rank - 2]
-        heads = min(range(rank - 2), key=lambda d: strides[d].typical)
-        order = [*(d for d in range(rank - 2) if d != heads), heads, rank - 2, rank - 1]
-        view, permute = rule_of(aten.view.default), rule_of(aten.permute.default)
-        assert view is not None and permute is not None
-
-        def folded(x: Tensor) -> Tensor:
-            turned = permute(x, order)
-            return view(turned, [math.prod(s.constant for s in turned.shape[:-3]), *turned.shape[-3:]])
-
-        sizes = [promise.shape[d] for d in order]
-        like = torch.empty((math.prod(sizes[:-3]), *sizes[-3:]), dtype=promise.dtype, device="meta")
-        found = self._library(target, [*map(folded, args[:3]), *args[3:]], kwargs, like)
-        opened = view(found, list(self.symbols.shape(sizes)))
-        return permute(opened, [order.index(d) for d in range(rank)])
-
-    def _mask(self, x: Any, dtype: torch.dtype) -> Any:
-        """A mask as attention adds it. If it is written for that, rows begin where efficient attention wants them."""
-        mask = _as_floats(x, dtype)
-        if not isinstance(mask, Tensor) or source_of(mask) in self.memory:
-            return mask
-        found = self._in_place(mask, multiple=MASK_ROW, shortest=1)
-        if found is None or (found.strides[-1] != 1 and mask.shape[-1] != 1):
-            found = self._in_place(self._defined(mask), multiple=MASK_ROW, shortest=1)
-        return found
-
-    def _at_aligned_rows(self, x: Tensor) -> Ref:
-        """``x`` in rows that begin at multiples of ``MASK_ROW`` elements, copied with zeros between them unless it lies
-        so. Of what is the same for all of a dimension's indices, one is copied."""
-        found = self._in_place(x, multiple=MASK_ROW, shortest=0)
-        begins = () if found is None else (found.offset, *found.strides[:-1])
-        if found is not None and found.strides[-1] == 1 and all(_is_multiple(n, MASK_ROW) for n in begins):
-            return found
-        indices = variables_of(x)
-        used = variables(x.at(tuple(map(Index.of, indices))))
-        repeats = [v not in used for v in indices[:-1]] + [False]
-        one = tuple(Index.of(1) if same else n for same, n in zip(repeats, x.shape, strict=True))
-        gap = Index.of(MASK_ROW - 1) - (x.shape[-1] + MASK_ROW - 1) % MASK_ROW
-        padded = self._ref(self._with_zeros(Tensor(one, x.dtype, x.at), [0, gap]))
-        strides = tuple(Index.of(0) if same else s for same, s in zip(repeats, padded.strides, strict=True))
-        return Ref(padded.name, x.shape, strides, padded.offset)
-
-    def _attention(self, queries: Tensor, values: Tensor, promise: torch.Tensor) -> Shape | None:
-        """The strides of attention's result, by the kernel that torch takes: flash and cuDNN's attention, whose results
-        lie as their queries do, or, for other dtypes, efficient attention, which puts heads behind positions. A guess
-        that costs a copy if it is wrong."""
-        ref = self._reference(aten.scaled_dot_product_attention.default, queries)
-        if not all(s.is_constant for s in (*ref.sizes, *ref.strides)):
-            return None
-        order = tuple(sorted(range(len(ref.sizes)), key=lambda d: -ref.strides[d].constant))
-        if queries.dtype not in _HALF:
-            is_aligned = all(x.shape[-1] % (16 // queries.dtype.itemsize) == 0 for x in (queries, values))
-            order = HEADS_BEHIND_POSITIONS if len(order) == 4 and is_aligned else tuple(range(len(order)))
-        return dense_strides(self.symbols.shape(promise.shape), order)
 
     def _product(self, target: Any, args: Sequence[Any], promise: torch.Tensor) -> Any:
         """A product of matrices, with a bias or without. Where it pays, zeros make odd sizes multiples of ``ROW``."""
@@ -361,19 +266,6 @@ class OnGpu(FromRegion):
         return self._ref(x)
 
 
-def _is_of_other_rank(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether attention is of tensors with other than four dimensions, the outer ones the same in all of them."""
-    query, key, value = args[:3]
-    mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-    known = all(s.is_constant and s.constant > 0 for x in (query, key, value) for s in x.shape)
-    return (
-        known
-        and query.rank not in (2, 4)
-        and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-        and (mask is None or mask.rank <= 2)
-    )
-
-
 def is_a_row(args: Sequence[Any]) -> bool:
     """Whether the first factor of a product is one row of floats, and all sizes are known."""
     row, matrix = args[-2:]
@@ -404,18 +296,5 @@ def _viewed(node: Any) -> fx.Node:
     return node
 
 
-def _is_multiple(x: Index, of: int) -> bool:
-    """Whether a number is known to be a multiple."""
-    return x % of == 0
-
-
 def _even(size: int) -> int:
     return -(-size // ROW) * ROW
-
-
-def _as_floats(mask: Any, dtype: torch.dtype) -> Any:
-    """A mask of booleans as what is added: nothing where it is true, and minus infinity elsewhere."""
-    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-        return mask
-    nothing, all_of_it = constant(0.0, dtype), constant(-math.inf, dtype)
-    return Tensor(mask.shape, dtype, lambda index: select(mask.at(index), nothing, all_of_it))
