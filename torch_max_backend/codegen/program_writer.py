@@ -144,7 +144,7 @@ class _Writer:
                 # its variables may have been split
                 view = "" if own == sizes else f".view({self.formulas.tuple_of(sizes)})"
                 self.lines.append(f"{target}.copy_({source}{view})")
-        results = [name for name, _ in self.plan.program.outputs]
+        results = [self._result(name) for name, _ in self.plan.program.outputs]
         self.lines.append(f"return ({', '.join(results)}{',' if results else ''})")
         if self.memory.block.size != 0:
             self.lines.insert(0, f"block = block_of({self.formulas.text(self.memory.block.size)})")
@@ -155,6 +155,13 @@ class _Writer:
         symbols = {s: expr for s, expr in self.plan.program.symbols.items() if s in self.formulas.used}
         text = f"def run({', '.join([*parameters, *map(str, symbols)])}):\n{body}\n"
         return self._written(text, tuple(symbols.values()))
+
+    def _result(self, name: str) -> str:
+        """What leaves: a tensor, or a library's result in other dimensions."""
+        if name not in self.plan.program.views:
+            return name
+        size, stride = map(self.formulas.tuple_of, self.plan.program.views[name])
+        return f"read_as({name}, {size}, {stride}, 0)"
 
     def _unpacked(self) -> list[str]:
         """What takes consumed inputs from their list."""

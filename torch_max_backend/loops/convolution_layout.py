@@ -36,6 +36,11 @@ HEAVY, HEAVY_PRODUCT = 16, 8
 one."""
 LARGE = 2**20
 """Elements of a weight with several taps below which it costs little to order it."""
+LARGE_FOR_GRADIENTS = 2**18
+"""The same where gradients are computed with channels last."""
+COPIED_WEIGHTS = 8
+"""Elements of images for one of the weight from which gradients pay for copies. Those of depthwise convolutions always
+do: they take 1.2 to 25 times as long with contiguous images, of the weight above all."""
 WORTH_AN_ORDER = 2**13
 """Elements of a weight from which it pays to put its channels last."""
 
@@ -95,11 +100,23 @@ class Convolution:
         inside, outside = self.image[1] // self.groups, self.result[1] // self.groups
         return self.groups == 1 or (inside < FEW_TRANSPOSED and outside > 1)
 
+    def gains_gradients(self, copies: bool) -> bool:
+        """Whether gradients gain from an image with channels last; ``copies`` if it and the gradient are copied."""
+        weights, images = math.prod(self.weight), math.prod(self.image) + math.prod(self.result)
+        if copies and images < WORTH_A_COPY:
+            return False
+        return self.groups > 1 or (COPIED_WEIGHTS if copies else 2) * weights <= images
+
     @property
     def orders_weight(self) -> bool:
         """Whether the weight of an image with channels last shall have its channels last, too."""
         _, channels, *taps = self.weight
         return channels > 1 and math.prod(taps) > 1 and math.prod(self.weight) >= WORTH_AN_ORDER
+
+    @property
+    def orders_weight_for_gradients(self) -> bool:
+        """The same where gradients are computed: a copy of the weight that they alone read."""
+        return math.prod(self.weight) >= LARGE_FOR_GRADIENTS
 
 
 @dataclass(frozen=True)

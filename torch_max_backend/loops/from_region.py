@@ -30,11 +30,11 @@ from torch_max_backend.capture.fake_tensors import (
 from torch_max_backend.capture.fx_nodes import is_getitem
 from torch_max_backend.loops import few_rows, small_products
 from torch_max_backend.loops.expr import SHORT, loads, rewrite
-from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.libraries import library_of
-from torch_max_backend.loops.library_calls import LibraryCalls, dtype_of, source_of, variables_of
+from torch_max_backend.loops.library_calls import LibraryCalls, dtype_of, source_of
 from torch_max_backend.loops.narrow_products import PRODUCTS, packed_product, product_as_loops, product_of_a_row
-from torch_max_backend.loops.program import Definition, Input, Program, Scatter, dense_strides
+from torch_max_backend.loops.program import Called, Definition, Input, Program, Ref, Scatter, dense_strides
 from torch_max_backend.loops.rules.registry import LeftToLibrary, rule_of
 from torch_max_backend.loops.simplify import without_dead_definitions
 from torch_max_backend.loops.strided import STRIDED
@@ -104,9 +104,17 @@ class FromRegion(LibraryCalls):
         leaving: set[str] = set(program.inputs)
         for port in self.region.outputs:
             x = self.env[port.node]
-            name = self._own(x, leaving, None if port.free else dense_strides(x.shape, port.order))
+            strides = None if port.free else dense_strides(x.shape, port.order)
+            if (view := self._view_of_a_result(x, leaving, strides)) is not None:
+                name, order = view.name, tuple(range(len(self.memory[view.name][0])))
+                program.views[name] = view.sizes, view.strides
+                if port.free:
+                    program.free[name] = tuple(int(s.constant) for s in view.strides)
+            else:
+                name = self._own(x, leaving, strides)
+                order = self._as_it_lies(name, x) if port.free else port.order
             leaving.add(name)
-            program.outputs.append((name, self._as_it_lies(name, x) if port.free else port.order))
+            program.outputs.append((name, order))
             program.shapes[name] = x.shape
         for target, source in self.region.stores:
             stored = self._own(self.env[source], leaving, self._stored_strides(target, source))
@@ -134,9 +142,8 @@ class FromRegion(LibraryCalls):
         order = tuple(range(x.rank))
         strides = self.memory[name][1] if name in self.memory else None
         if strides is None:
-            found = next((y for y in loads(x.at(tuple(map(Index.of, variables_of(x))))) if y.source == name), None)
             step = next((s for s in self.builder.program.steps if isinstance(s, Definition) and s.name == name), None)
-            order = order if found is None or step is None else self._order_of_a_source(step)
+            order = order if step is None else self._order_of_a_source(step)
             rows = None
             if step is not None and order[-1:] == (x.rank - 1,):
                 rows = self._spread(step, self.row_bytes // step.dtype.itemsize)
@@ -177,6 +184,21 @@ class FromRegion(LibraryCalls):
         if name and name not in taken and free and self._is_whole(x, name):
             return name
         return source_of(define(x.shape, x.dtype, x.at))
+
+    def _view_of_a_result(self, x: Tensor, taken: set[str], strides: Shape | None) -> Ref | None:
+        """Where ``x`` is, if that is all of a library's result in other dimensions, which nobody else returns: as the
+        image that a product of its pixels has given. It lies in these strides, or may lie in any."""
+        name = source_of(x)
+        found = self._result_named(name) if name and name not in taken else None
+        if not isinstance(found, Called) or self._is_whole(x, name) or not _are_known(x.shape, found.sizes):
+            return None
+        ref = self._in_place(x)
+        if ref is None or not _are_known(ref.strides, found.strides) or ref.offset != 0:
+            return None
+        order = tuple(sorted(range(x.rank), key=lambda d: -ref.strides[d].constant))
+        is_whole = product(x.shape) == product(found.sizes) and found.strides == dense_strides(found.sizes)
+        dense = dense_strides(x.shape, order)
+        return ref if is_whole and ref.strides == dense and strides in (None, dense) else None
 
     # -- nodes -------------------------------------------------------------------------------------------------
     def _node(self, node: fx.Node) -> Any:
@@ -348,6 +370,11 @@ def _spelled(x: Any) -> Hashable:
     if isinstance(x, dict):
         return tuple((name, _spelled(value)) for name, value in x.items())
     return type(x), x.hex() if isinstance(x, float) else x
+
+
+def _are_known(*shapes: Shape) -> bool:
+    """Whether no size depends on a call."""
+    return all(n.is_constant for shape in shapes for n in shape)
 
 
 def _may_be_equal(a: Index, b: Index) -> bool:

@@ -66,7 +66,14 @@ class Interpreter:
         for target, source in self.program.stores:
             written = self.tensors[target]
             written.copy_(self.tensors[source].reshape(written.shape))
-        return [self.tensors[name] for name, _ in self.program.outputs]
+        return [self._leaving(name) for name, _ in self.program.outputs]
+
+    def _leaving(self, name: str) -> torch.Tensor:
+        """An output; of a library's result that leaves in other dimensions, the memory as the library has it."""
+        if name not in self.program.views:
+            return self.tensors[name]
+        sizes, strides = ([self._size(n) for n in of] for of in self.program.views[name])
+        return self.tensors[name].contiguous().as_strided(sizes, strides)
 
     # -- steps -------------------------------------------------------------------------------------------------
     def _define(self, d: Definition) -> torch.Tensor:

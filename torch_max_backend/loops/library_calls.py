@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_leaves
 
 from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES, STARTS, WAITS
@@ -76,7 +77,45 @@ class LibraryCalls:
                     return found
             if self.has_onednn and self._is_better_as_loops(args, promise):
                 return convolution_loops.convolved(args)
+        if target is torch.ops.aten.convolution_backward.default:
+            return self._gradients(args, promise)
         return self._call(target, args, kwargs, promise)
+
+    # convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride,
+    #     SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups,
+    #     bool[3] output_mask) -> (Tensor, Tensor, Tensor)
+    def _gradients(self, args: Sequence[Any], promise: Sequence[Any]) -> Any:
+        """Gradients of a convolution. ATen gives those of image and weight channels last if one of these has them."""
+        target = torch.ops.aten.convolution_backward.default
+        gradient, x, weight, *rest = args
+        if x.rank != 4:
+            return self._call(target, args, {}, promise)
+        convolution = self._convolution_of(args)
+        image, kernel = self._image_for_gradients(x, convolution), self._image(weight)
+        is_last = any(map(_is_taken_for_channels_last, (image, kernel)))
+        if is_last and convolution is not None and convolution.orders_weight_for_gradients:
+            kernel = self._ordered(weight)
+        order = CHANNELS_LAST if is_last else None
+        strides = [dense_strides(self.symbols.shape(g.shape), order) if g is not None else None for g in promise[:2]]
+        placed = self._ordered(gradient) if is_last else gradient
+        return self._call(target, [placed, image, kernel, *rest], {}, promise, strides)
+
+    def _convolution_of(self, args: Sequence[Any]) -> Convolution | None:
+        """The convolution of images that gradients are of, if all sizes are known, it is none that is transposed, and
+        channels may be put last."""
+        gradient, x, weight, is_transposed, groups = *args[:3], args[7], args[9]
+        is_known = all(n.is_constant for t in (gradient, x, weight) for n in t.shape)
+        if is_transposed or not is_known or x.dtype not in self.channels_last:
+            return None
+        sizes = ([int(n.constant) for n in t.shape] for t in (x, weight, gradient))
+        return self._kind(*sizes, is_transposed, groups, x.dtype)
+
+    def _image_for_gradients(self, x: Tensor, convolution: Convolution | None) -> Ref:
+        """The image as gradients of a convolution read it: where it lies, or with channels last if that pays."""
+        is_placed = source_of(x) in self.memory
+        if convolution is None or (is_placed and self._last(x, self._in_place(x)) is not None):
+            return self._image(x)
+        return self._ordered(x) if convolution.gains_gradients(copies=is_placed) else self._image(x)
 
     def _is_better_as_loops(self, args: Sequence[Any], promise: torch.Tensor) -> bool:
         """Whether a convolution is small, or a depthwise one whose image lies well, which it is told to if it may."""
@@ -180,15 +219,20 @@ class LibraryCalls:
         image = self._convolution(args, promise) if target is torch.ops.aten.convolution.default else None
         if target in COLLECTIVES:
             strides = [dense_strides(self.symbols.shape(value.shape)) for value in tensors_of(promise)]
-        known = dict(enumerate(strides if image is None else [image[2]]))
-        values = promise if isinstance(promise, list | tuple) else [promise]
-        results = [self._called(value, known.get(k)) for k, value in enumerate(values)]
         placed = dict(enumerate(image[:2])) if image is not None else {}
         if target in PACKED_CONVOLUTIONS:  # oneDNN would copy any other image
             placed = {0: self._ordered(args[0])}
         elif target in PACKED_LINEARS:
             placed = {0: self._contiguous(args[0])}
         refs = [placed[k] if k in placed else as_ref(a) for k, a in enumerate(args)]
+        if image is not None:
+            strides = [image[2]]
+        elif target is CONVOLUTIONS[0] and self.has_onednn and args[0].rank == 4:
+            is_last = any(map(_is_taken_for_channels_last, refs[:2]))
+            strides = [dense_strides(self.symbols.shape(promise.shape), CHANNELS_LAST if is_last else None)]  # type: ignore[attr-defined]
+        values = promise if isinstance(promise, list | tuple) else [promise]
+        known = dict(enumerate(strides))
+        results = [self._called(value, known.get(k)) for k, value in enumerate(values)]
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
         self.builder.program.steps.append(
             Call(
@@ -436,6 +480,12 @@ class LibraryCalls:
 
 def _lie_alike(sizes: Shape, a: Shape, b: Shape) -> bool:
     return all(x == y for n, x, y in zip(sizes, a, b, strict=True) if n != 1)
+
+
+def _is_taken_for_channels_last(ref: Ref) -> bool:
+    """Whether ATen says so of a tensor: one that lies in both ways counts as contiguous."""
+    sizes, strides = ([n.typical for n in of] for of in (ref.sizes, ref.strides))
+    return suggest_memory_format(torch.empty_strided(sizes, strides, device="meta")) is torch.channels_last
 
 
 def _is_uneven(d: Definition, multiple: int, shortest: int) -> bool:

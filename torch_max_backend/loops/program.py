@@ -229,7 +229,8 @@ class Program:
     reads the input. ``symbols`` are the integers that a call gives, each with torch's expression for it, ``sites`` the
     places that check indices, by number. ``orders`` are those of dimensions in memory for definitions that libraries
     read and that do not leave, where it is not their own; ``rows`` are the lengths of their rows in memory, with what
-    lies between the beginnings of two, where that is more. ``free`` are the strides of outputs that leave as they lie.
+    lies between the beginnings of two, where that is more. ``free`` are the strides of outputs that leave as they lie,
+    ``views`` the sizes and strides of those that are other views of a library's result.
     ``modules`` are the paths of the user's modules that compute definitions and results of calls, for profiles.
     """
 
@@ -243,6 +244,7 @@ class Program:
     orders: dict[str, tuple[int, ...]] = field(default_factory=dict)
     rows: dict[str, tuple[int, int]] = field(default_factory=dict)
     free: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    views: dict[str, tuple[tuple[Index, ...], tuple[Index, ...]]] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -250,6 +252,7 @@ class Program:
         lines += [f"{name} in memory {order}" for name, order in self.orders.items()]
         lines += [f"{name} in rows of {length} every {step}" for name, (length, step) in self.rows.items()]
         lines += [f"out {name} order {order}" for name, order in self.outputs]
+        lines += [f"out {name} as {list(map(str, n))} by {list(map(str, k))}" for name, (n, k) in self.views.items()]
         lines += [f"store {source} into {target}" for target, source in self.stores]
         return "\n".join(lines)
 
