@@ -29,6 +29,10 @@ ELSEWHERE = {
         ("activations-backward_nan", "distance-cdist_special"),
         "torch's kernels for GPUs make something else of NaN (tests/loops/test_edges_on_a_gpu.py)",
     ),
+    **dict.fromkeys(
+        ("pointwise-constant_divisors", "pointwise-divisions_by_numbers_edges", "pointwise-small_quotients"),
+        "torch's kernels for GPUs multiply by the reciprocal of a number (tests/loops/test_edges_on_a_gpu.py)",
+    ),
     "indexing-nan_reductions": "threads store the same identity in one element",
     "indexing-reductions": "threads store the same identity in one element",
     "indexing-along": "threads store different elements in one place, as torch's do",

@@ -69,12 +69,12 @@ class AttentionOnGpu(FromRegion):
         args = [*args[:3], *(self._mask(x, dtype) for x in args[3:4]), *args[4:]]
         kwargs = {k: self._mask(v, dtype) if k == "attn_mask" else v for k, v in kwargs.items()}
         placed = self._placed(target, args)
-        strides = self._strides_like(placed[0], promise)
-        if strides is not None and dtype not in CUDNN_DTYPES:  # efficient attention's
+        lies = self._strides_like(placed[0], promise)
+        if lies is not None and dtype not in CUDNN_DTYPES:  # efficient attention's
             is_aligned = all(x.shape[-1] % (16 // dtype.itemsize) == 0 for x in (args[0], args[2]))
-            order = HEADS_BEHIND_POSITIONS if len(strides) == 4 and is_aligned else tuple(range(len(strides)))
-            strides = dense_strides(self.symbols.shape(promise.shape), order)
-        return self._call(target, placed, kwargs, promise, [strides])
+            order = HEADS_BEHIND_POSITIONS if len(lies) == 4 and is_aligned else tuple(range(len(lies)))
+            lies = dense_strides(self.symbols.shape(promise.shape), order)
+        return self._call(target, placed, kwargs, promise, [lies])
 
     def _placed(self, target: Any, args: Sequence[Any]) -> list[Any]:
         """The arguments; tensors of four dimensions lie as in eager, where they may."""
@@ -90,6 +90,12 @@ class AttentionOnGpu(FromRegion):
         if order is not None and len(order) == x.rank and self._in_place(x, order) is None:
             self._in_place(self._defined(x), order)
         return self._reference(target, x)
+
+    def _with_zeros(self, x: Tensor, padding: Sequence[int | Index]) -> Tensor:
+        """``x`` in memory of its own, with zeros as ``aten.constant_pad_nd`` has them."""
+        pad = rule_of(aten.constant_pad_nd.default)
+        assert pad is not None
+        return self._defined(pad(x, padding, 0))
 
     def _strides_like(self, operand: Any, promise: torch.Tensor) -> Shape | None:
         """The strides of a result that lies as an operand does. A guess that costs a copy if it is wrong."""

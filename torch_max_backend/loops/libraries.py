@@ -118,6 +118,8 @@ _IMAGES = [
     aten.grid_sampler_2d_backward.default,
     aten.grid_sampler_3d.default,
     aten.grid_sampler_3d_backward.default,
+    aten.cudnn_grid_sampler.default,
+    aten.cudnn_grid_sampler_backward.default,
     aten.fractional_max_pool2d.default,
     aten.fractional_max_pool2d_backward.default,
     aten.fractional_max_pool3d.default,

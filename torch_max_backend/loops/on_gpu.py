@@ -194,12 +194,6 @@ class OnGpu(AttentionOnGpu):
         strides = padded.strides[::-1] if turned else padded.strides
         return Ref(padded.name, tuple(map(Index.of, sizes)), strides, padded.offset)
 
-    def _with_zeros(self, x: Tensor, padding: Sequence[int | Index]) -> Tensor:
-        """``x`` in memory of its own, with zeros as ``aten.constant_pad_nd`` has them."""
-        pad = rule_of(aten.constant_pad_nd.default)
-        assert pad is not None
-        return self._defined(pad(x, padding, 0))
-
     def _sum(self, x: Tensor, bias: Tensor, dim: int, promise: object) -> Tensor:
         """A library's result and a bias for each index of a dimension."""
         self.builder.promise = promise

@@ -18,6 +18,9 @@ _DEAR = {
     **dict.fromkeys(["floor_div", "trunc_div", "remainder", "fmod"], 8),
 }
 
+SLOW_ON_A_GPU = dict.fromkeys(["sin", "cos", "tan"], 100)
+"""What takes many instructions there, and on a CPU few for each element: arguments are reduced without a table."""
+
 OFTEN = 4
 """How often each element is read, at least, of what is read again and again."""
 
@@ -36,6 +39,12 @@ def of_expression(*roots: Scalar) -> int:
         elif not isinstance(x, Const | Op):
             total += 1
     return total
+
+
+def of_expression_on_a_gpu(*roots: Scalar) -> int:
+    """The same, on a GPU."""
+    slow = (x.name for x in walk(*roots) if isinstance(x, Op) and x.name in SLOW_ON_A_GPU)
+    return of_expression(*roots) + sum(SLOW_ON_A_GPU[name] - _DEAR[name] for name in slow)
 
 
 def count(variables: Iterable[Var]) -> int:

@@ -64,7 +64,8 @@ def _names(step: Step) -> list[str]:
 
 def _price(d: Definition, machine: Machine) -> float:
     """What computing an element takes, in loads of one."""
-    total = cost.of_expression(*d.expressions())
+    price = cost.of_expression_on_a_gpu if machine.has_grid else cost.of_expression
+    total = price(*d.expressions())
     read = len(d.loads)
     return read + (total - read) / machine.operations
 

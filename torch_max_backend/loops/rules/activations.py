@@ -123,8 +123,13 @@ def elu_backward(
 # hardtanh_backward(Tensor grad_output, Tensor self, Scalar min_val, Scalar max_val) -> Tensor
 @rule(aten.hardtanh_backward.default)
 def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
+    passes_nan = builder().is_for_gpu
+
     def formula(g: Scalar, x: Scalar) -> Scalar:
-        return select((x > min_val) & (x < max_val), g, constant(0, g.dtype))  # 0 where x is not a number
+        nothing = constant(0, g.dtype)
+        if passes_nan:
+            return select((x <= min_val) | (x >= max_val), nothing, g)
+        return select((x > min_val) & (x < max_val), g, nothing)  # 0 where x is not a number
 
     return pointwise(formula, grad_output, self)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -18,6 +18,7 @@ from torch_max_backend.loops.tensor import (
     Tensor,
     broadcast_at,
     broadcast_shapes,
+    builder,
     define,
     expanded,
     is_number,
@@ -202,9 +203,6 @@ register_formulas(
 register_formulas(
     PROMOTION.INT_TO_FLOAT,
     {
-        aten.div.Tensor: lambda a, b: a / b,
-        aten.div.Scalar: lambda a, b: a / b,
-        aten.true_divide.Tensor: lambda a, b: a / b,
         aten.atan2.default: _op("atan2"),
         aten.hypot.default: _op("hypot"),
         aten.copysign.Tensor: _op("copysign"),
@@ -268,19 +266,41 @@ def rsub(self: Operand, other: Operand, alpha: Any = 1) -> Tensor:
     )
 
 
+def _is_multiplied(divisor: Operand) -> TypeGuard[float]:
+    """Whether torch's kernel multiplies by the reciprocal of a divisor: on a GPU, if it is a number."""
+    return builder().is_for_gpu and isinstance(divisor, int | float)
+
+
+def _times_reciprocal(a: Scalar, divisor: float) -> Scalar:
+    one = torch.ones((), dtype=a.dtype, device="cpu")
+    return a * constant(float(one / torch.full((), divisor, dtype=a.dtype, device="cpu")), a.dtype)
+
+
+# div.Tensor(Tensor self, Tensor other) -> Tensor
+@rule(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
+def div(self: Operand, other: Operand) -> Tensor:
+    if _is_multiplied(other):
+        divisor = other
+        return pointwise(lambda a, _: _times_reciprocal(a, divisor), self, other, kind=PROMOTION.INT_TO_FLOAT)
+    return pointwise(lambda a, b: a / b, self, other, kind=PROMOTION.INT_TO_FLOAT)
+
+
 # div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(self: Operand, other: Operand, rounding_mode: str | None = None) -> Tensor:
     if rounding_mode is None:
-        return pointwise(lambda a, b: a / b, self, other, kind=PROMOTION.INT_TO_FLOAT)
+        return div(self, other)
 
     _, result = promoted(self, other, kind=PROMOTION.DEFAULT)
+    divisor = other if _is_multiplied(other) else None
 
     def formula(a: Scalar, b: Scalar) -> Scalar:
         if rounding_mode == "floor":
             return op("floor_div", a, b)
         if not a.dtype.is_floating_point:
             return op("trunc_div", a, b)
+        if divisor is not None:
+            return op("trunc", _times_reciprocal(a, divisor))
         return op("trunc", cast(cast(a / b, result), a.dtype))  # torch rounds a quotient of 16 bits first
 
     return pointwise(formula, self, other, asks=True)
