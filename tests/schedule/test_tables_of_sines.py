@@ -1,0 +1,24 @@
+"""Sines of a table that many elements read: on a GPU they take longer than reading them, and are computed once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.absent_gpu import trace
+from tests.support.loop_programs import noted_programs
+from torch_max_backend.schedule.machine import GPU
+from torch_max_backend.schedule.plan import schedule
+
+pytestmark = pytest.mark.any_runner("loop programs, of which nothing is run")
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(4096, 2), (1, 1)], ids=["many readers", "one"])
+def test_tables(rows: int, kernels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = noted_programs(monkeypatch)
+
+    def function(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        return x * angles.cos() + x.flip(-1) * angles.sin()
+
+    trace(function, lambda: torch.empty(rows, 128, 64, device="cuda"), lambda: torch.empty(1, 128, 64, device="cuda"))
+    assert len(schedule(found[-1], GPU).steps) == kernels
