@@ -68,12 +68,12 @@ def tied_tops(x):
         *x.topk(n),
         *x.kthvalue(n // 2),
         *x.kthvalue(max(n // 5, 1)),
-        *x.sort(1),
-        *x.sort(1, descending=True),
-        *x.sort(0),
-        *x.median(1),
-        *x.nanmedian(1),
     )
+
+
+def tied_sorts(x):
+    """Sorts that are not told to be stable, and medians."""
+    return *x.sort(1), *x.sort(1, descending=True), *x.sort(0), *x.median(1), *x.nanmedian(1)
 
 
 def medians(x):
@@ -213,6 +213,13 @@ CASES = [
     Case("tops_ties_1000", tied_tops, (ints(9, 1000, low=-20, high=20),)),
     Case("tops_ties_u8", tied_tops, (ints(4, 130, low=0, high=3, dtype=torch.uint8),)),
     Case("tops_sorted_runs", tied_tops, (torch.arange(3 * 256).reshape(3, 256) // 7,)),
+    Case("sorts_tied_nan", tied_sorts, (ROWS,)),
+    Case("sorts_tied_f64_nan", tied_sorts, (ROWS.to(F64),)),
+    Case("sorts_tied", tied_sorts, (ints(6, 9),)),
+    Case("sorts_tied_140", tied_sorts, (ints(20, 140),)),
+    Case("sorts_tied_1000", tied_sorts, (ints(9, 1000, low=-20, high=20),)),
+    Case("sorts_tied_u8", tied_sorts, (ints(4, 130, low=0, high=3, dtype=torch.uint8),)),
+    Case("sorts_tied_runs", tied_sorts, (torch.arange(3 * 256).reshape(3, 256) // 7,)),
     Case("tops_long", lambda x: (*x.topk(8), *x.topk(100), *x.topk(64, largest=False)), (distinct(40, 700),)),
     Case("medians_f32", medians, (distinct(5, 8),)),
     Case("medians_i64", medians, (distinct(5, 9, torch.int64),)),
