@@ -21,6 +21,7 @@ from torch_max_backend.loops.convolution_layout import CUDNN_DTYPES
 from torch_max_backend.loops.expr import constant, select, variables
 from torch_max_backend.loops.from_region import FromRegion
 from torch_max_backend.loops.index import Index
+from torch_max_backend.loops.libraries import ATTENTION
 from torch_max_backend.loops.library_calls import source_of, variables_of
 from torch_max_backend.loops.program import Ref, dense_strides
 from torch_max_backend.loops.rules.registry import rule_of
@@ -83,6 +84,13 @@ class AttentionOnGpu(FromRegion):
         orders = [_order_in_eager(x) for x in own] + [None] * (len(args) - len(own))
         return [self._operand(target, x, order) for x, order in zip(args, orders, strict=True)]
 
+    def _reference(self, target: Any, x: Tensor) -> Ref:
+        if target not in ATTENTION:
+            return super()._reference(target, x)
+        ref = self._ref(x)
+        is_apart = x.rank > 2 and ref.strides[-1] != 1 and x.shape[-1] != 1
+        return self._ref(self._defined(x)) if is_apart else ref
+
     def _operand(self, target: Any, x: Any, order: tuple[int, ...] | None) -> Any:
         """An argument of attention, in an order of memory if it is a tensor that has none yet."""
         if not isinstance(x, Tensor):
@@ -90,12 +98,6 @@ class AttentionOnGpu(FromRegion):
         if order is not None and len(order) == x.rank and self._in_place(x, order) is None:
             self._in_place(self._defined(x), order)
         return self._reference(target, x)
-
-    def _with_zeros(self, x: Tensor, padding: Sequence[int | Index]) -> Tensor:
-        """``x`` in memory of its own, with zeros as ``aten.constant_pad_nd`` has them."""
-        pad = rule_of(aten.constant_pad_nd.default)
-        assert pad is not None
-        return self._defined(pad(x, padding, 0))
 
     def _strides_like(self, operand: Any, promise: torch.Tensor) -> Shape | None:
         """The strides of a result that lies as an operand does. A guess that costs a copy if it is wrong."""

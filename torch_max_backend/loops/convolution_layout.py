@@ -103,7 +103,7 @@ class Convolution:
     def gains_gradients(self, copies: bool) -> bool:
         """Whether gradients gain from an image with channels last; ``copies`` if it and the gradient are copied."""
         weights, images = math.prod(self.weight), math.prod(self.image) + math.prod(self.result)
-        if copies and images < WORTH_A_COPY:
+        if self.is_transposed or (copies and images < WORTH_A_COPY):
             return False
         return self.groups > 1 or (COPIED_WEIGHTS if copies else 2) * weights <= images
 
@@ -116,7 +116,7 @@ class Convolution:
     @property
     def orders_weight_for_gradients(self) -> bool:
         """The same where gradients are computed: a copy of the weight that they alone read."""
-        return math.prod(self.weight) >= LARGE_FOR_GRADIENTS
+        return not self.is_transposed and math.prod(self.weight) >= LARGE_FOR_GRADIENTS
 
 
 @dataclass(frozen=True)

@@ -283,6 +283,12 @@ class FromRegion(LibraryCalls):
             f"{SHORT[want.dtype]}{list(map(str, sizes))} (at {user_line(node)})"
         )
 
+    def _with_zeros(self, x: Tensor, padding: Sequence[int | Index]) -> Tensor:
+        """``x`` in memory of its own, with zeros as ``torch.ops.aten.constant_pad_nd`` has them."""
+        pad = rule_of(torch.ops.aten.constant_pad_nd.default)
+        assert pad is not None
+        return self._defined(pad(x, padding, 0))
+
     # -- decompositions ----------------------------------------------------------------------------------------
     def _taken_apart(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         function = _torch_decompositions.get(target)

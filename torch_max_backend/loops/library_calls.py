@@ -92,20 +92,19 @@ class LibraryCalls:
             return self._call(target, args, {}, promise)
         convolution = self._convolution_of(args)
         image, kernel = self._image_for_gradients(x, convolution), self._image(weight)
-        is_last = any(map(_is_taken_for_channels_last, (image, kernel)))
-        if is_last and convolution is not None and convolution.orders_weight_for_gradients:
-            kernel = self._ordered(weight)
-        order = CHANNELS_LAST if is_last else None
+        order = _order_of_results(image, kernel)
+        if order is not None:
+            gradient = self._ordered(gradient)
+            if convolution is not None and convolution.orders_weight_for_gradients:
+                kernel = self._ordered(weight)
         strides = [dense_strides(self.symbols.shape(g.shape), order) if g is not None else None for g in promise[:2]]
-        placed = self._ordered(gradient) if is_last else gradient
-        return self._call(target, [placed, image, kernel, *rest], {}, promise, strides)
+        return self._call(target, [gradient, image, kernel, *rest], {}, promise, strides)
 
     def _convolution_of(self, args: Sequence[Any]) -> Convolution | None:
-        """The convolution of images that gradients are of, if all sizes are known, it is none that is transposed, and
-        channels may be put last."""
+        """The convolution of images that gradients are of, if all sizes are known and channels may be put last."""
         gradient, x, weight, is_transposed, groups = *args[:3], args[7], args[9]
         is_known = all(n.is_constant for t in (gradient, x, weight) for n in t.shape)
-        if is_transposed or not is_known or x.dtype not in self.channels_last:
+        if x.rank != 4 or not is_known or x.dtype not in self.channels_last:
             return None
         sizes = ([int(n.constant) for n in t.shape] for t in (x, weight, gradient))
         return self._kind(*sizes, is_transposed, groups, x.dtype)
@@ -216,7 +215,7 @@ class LibraryCalls:
             return type(x)(as_ref(v) for v in x) if isinstance(x, list | tuple) else x
 
         many = isinstance(promise, list | tuple)
-        image = self._convolution(args, promise) if target is torch.ops.aten.convolution.default else None
+        image = self._laid_out(args, promise) if target is torch.ops.aten.convolution.default else None
         if target in COLLECTIVES:
             strides = [dense_strides(self.symbols.shape(value.shape)) for value in tensors_of(promise)]
         placed = dict(enumerate(image[:2])) if image is not None else {}
@@ -225,13 +224,8 @@ class LibraryCalls:
         elif target in PACKED_LINEARS:
             placed = {0: self._contiguous(args[0])}
         refs = [placed[k] if k in placed else as_ref(a) for k, a in enumerate(args)]
-        if image is not None:
-            strides = [image[2]]
-        elif target is CONVOLUTIONS[0] and self.has_onednn and args[0].rank == 4:
-            is_last = any(map(_is_taken_for_channels_last, refs[:2]))
-            strides = [dense_strides(self.symbols.shape(promise.shape), CHANNELS_LAST if is_last else None)]  # type: ignore[attr-defined]
+        known = dict(enumerate(strides if image is None else [image[2]]))
         values = promise if isinstance(promise, list | tuple) else [promise]
-        known = dict(enumerate(strides))
         results = [self._called(value, known.get(k)) for k, value in enumerate(values)]
         given = tuple(refs), {k: as_ref(v) for k, v in kwargs.items()}
         self.builder.program.steps.append(
@@ -331,6 +325,15 @@ class LibraryCalls:
         if key not in self.defined:
             self.defined[key] = define(x.shape, x.dtype, x.at)
         return self.defined[key]
+
+    def _laid_out(self, args: Sequence[Any], promise: torch.Tensor) -> tuple[Ref, Ref, Shape] | None:
+        """An image and a weight as a convolution reads them, and the strides of its result; ``None`` if these are read
+        where they lie, and the result lies as torch promises."""
+        found = self._convolution(args, promise)
+        if found is not None or not self.has_onednn or args[0].rank != 4:
+            return found
+        image, kernel = self._image(args[0]), self._image(args[1])  # not as promised: of an image that is computed
+        return image, kernel, dense_strides(self.symbols.shape(promise.shape), _order_of_results(image, kernel))
 
     # convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
     #     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
@@ -482,10 +485,14 @@ def _lie_alike(sizes: Shape, a: Shape, b: Shape) -> bool:
     return all(x == y for n, x, y in zip(sizes, a, b, strict=True) if n != 1)
 
 
-def _is_taken_for_channels_last(ref: Ref) -> bool:
-    """Whether ATen says so of a tensor: one that lies in both ways counts as contiguous."""
-    sizes, strides = ([n.typical for n in of] for of in (ref.sizes, ref.strides))
-    return suggest_memory_format(torch.empty_strided(sizes, strides, device="meta")) is torch.channels_last
+def _order_of_results(image: Ref, weight: Ref) -> tuple[int, ...] | None:
+    """In which order ATen gives what a convolution results in, on a CPU: with channels last if one of the two has them.
+    A tensor that lies in both ways counts as contiguous."""
+    for ref in (image, weight):
+        sizes, strides = ([n.typical for n in of] for of in (ref.sizes, ref.strides))
+        if suggest_memory_format(torch.empty_strided(sizes, strides, device="meta")) is torch.channels_last:
+            return CHANNELS_LAST
+    return None
 
 
 def _is_uneven(d: Definition, multiple: int, shortest: int) -> bool:

@@ -32,7 +32,7 @@ from torch_max_backend.loops.convolution_loops import FEW_TAPS, convolved, is_de
 from torch_max_backend.loops.from_region import place_of
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import ATTENTION, scans_on_a_gpu
-from torch_max_backend.loops.library_calls import CONVOLUTIONS, source_of
+from torch_max_backend.loops.library_calls import source_of
 from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops
 from torch_max_backend.loops.product_epilogues import ACTIVATED, activation_behind
 from torch_max_backend.loops.program import Ref, dense_strides
@@ -232,32 +232,24 @@ class OnGpu(AttentionOnGpu):
 
     def _is_image_with_channels_last(self, args: Sequence[Any]) -> bool:
         """Whether gradients of a convolution are computed with channels last, as it is itself, see ``_convolution``."""
-        gradient, x, weight = args[:3]
-        is_known = all(s.is_constant for t in (gradient, x, weight) for s in t.shape)
-        if x.rank != 4 or x.dtype not in self.channels_last or not is_known or x.shape[1] == 1:
+        x, convolution = args[1], self._convolution_of(args)
+        if convolution is None or x.shape[1] == 1:
             return False
         is_placed = source_of(x) in self.memory
         if is_placed and self._last(x, self._in_place(x)) is not None:
             return True
-        image, kernel, result = ([int(s.constant) for s in t.shape] for t in (x, weight, gradient))
-        return self._kind(image, kernel, result, args[7], args[9], x.dtype).gains(1, copies=is_placed)
+        return convolution.gains(1, copies=is_placed)
 
     def _strides_with_channels_last(self, x: object) -> Shape | None:
         is_image = isinstance(x, torch.Tensor) and x.dim() == 4
         return dense_strides(self.symbols.shape(x.shape), CHANNELS_LAST) if is_image else None  # type: ignore[attr-defined]
 
     def _reference(self, target: Any, x: Tensor) -> Ref:
-        if target in CONVOLUTIONS:
-            return self._image(x)
-        if target in ATTENTION:
-            ref = self._ref(x)
-            far = x.rank > 2 and ref.strides[-1] != 1 and x.shape[-1] != 1
-            return self._ref(self._defined(x)) if far else ref
         if target in _PRODUCTS and x.dtype in _HALF and x.rank > 1 and all(s.is_constant for s in x.shape):
             multiple = ROW if math.prod(s.constant for s in x.shape) >= LARGE else 1
             found = self._in_place(x, multiple=multiple)
             return found or self._in_place(self._defined(x), multiple=multiple)  # type: ignore[return-value]
-        return self._ref(x)
+        return super()._reference(target, x)
 
 
 def is_a_row(args: Sequence[Any]) -> bool:

@@ -64,7 +64,7 @@ def _names(step: Step) -> list[str]:
 
 def _price(d: Definition, machine: Machine) -> float:
     """What computing an element takes, in loads of one."""
-    price = cost.of_expression_on_a_gpu if machine.has_grid else cost.of_expression
+    price = cost.of_repeated_on_a_gpu if machine.has_grid else cost.of_expression
     total = price(*d.expressions())
     read = len(d.loads)
     return read + (total - read) / machine.operations
