@@ -5,6 +5,7 @@ What a forward saves for them lies as they read it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ pytestmark = pytest.mark.sampled
 
 aten = torch.ops.aten
 OPTIONS = {"fallback": "error", "executor": "auto"}
-TOLERANCE = {torch.float32: {"rtol": 1e-4, "atol": 1e-3}, torch.bfloat16: {"rtol": 3e-2, "atol": 3e-1}}
 IMAGE, LAST = torch.contiguous_format, torch.channels_last
 
 
@@ -48,13 +48,21 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
+def check_against_float64(given: Sequence[Any], eager: Sequence[Any], exact: Sequence[Any]) -> None:
+    """The largest error is at most twice eager's own, and a unit of rounding of the largest value."""
+    for x, y, wanted in zip(given, eager, exact, strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        error, eagers = ((v.double() - wanted).abs().max() for v in (x, y))
+        assert error <= 2 * eagers + torch.finfo(x.dtype).eps * wanted.abs().max(), (error, eagers)
+
+
 def is_last(x: Any) -> bool:
     """Whether an argument of a call has its channels last."""
     return int(x.strides[1].constant) == 1
 
 
 @pytest.mark.usefixtures("no_copies")
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", [IMAGE, LAST], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize(("image", "weight", "step", "groups"), [
     ((2, 16, 20, 20), (24, 16, 3, 3), 1, 1),
@@ -75,8 +83,7 @@ def test_results_lie_as_planned(
 
     inputs = numbers(*image, dtype=dtype).contiguous(memory_format=layout), numbers(*weight, dtype=dtype)
     given = gradients(torch.compile(function, backend="max_backend", options=OPTIONS), inputs)
-    for x, wanted in zip(given, gradients(function, inputs), strict=True):
-        torch.testing.assert_close(x, wanted, **TOLERANCE[dtype])
+    check_against_float64(given, gradients(function, inputs), gradients(function, [x.double() for x in inputs]))
 
 
 @pytest.mark.parametrize(("image", "weight", "groups", "expected"), [
@@ -100,8 +107,13 @@ def test_channels_are_last_where_it_pays(
     g = numbers(image[0], weight[0], *image[2:])
     inputs = g, numbers(*image), numbers(*weight)
     given = torch.compile(function, backend="max_backend", options=OPTIONS)(*inputs)
-    for x, wanted in zip(given, function(*inputs), strict=True):
-        torch.testing.assert_close(x, wanted, rtol=1e-4, atol=1e-2)
+    # oneDNN adds up in another order for channels last: farther off for images (8 times here), nearer for weights
+    wanted = function(*(x.double() for x in inputs))
+    layouts = [function(*(x.contiguous(memory_format=layout) for x in inputs)) for layout in (IMAGE, LAST)]
+    worse = [
+        max(pair, key=lambda y, z=z: (y.double() - z).abs().max()) for *pair, z in zip(*layouts, wanted, strict=True)
+    ]
+    check_against_float64(given, worse, wanted)
     (call,) = (s for s in found[-1].steps if isinstance(s, Call))
     assert [is_last(x) for x in call.args[1:3]] == expected
     assert is_last(call.args[0]) is expected[0]
@@ -126,20 +138,18 @@ def test_what_is_saved_lies_as_the_backward_reads_it(monkeypatch: pytest.MonkeyP
     torch._dynamo.reset()
     found = noted_programs(monkeypatch)
     torch.manual_seed(0)
-    model = Joined()
-    own, x = [p.detach().clone() for p in model.parameters()], numbers(2, 32, 24, 24)
-    compiled = torch.compile(model, backend="max_backend", options=OPTIONS)
-    compiled(x.clone().requires_grad_()).square().mean().backward()
-    given = [p.grad for p in model.parameters()]
+    model, x = Joined(), numbers(2, 32, 24, 24)
+    eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    for called, image in (
+        (torch.compile(model, backend="max_backend", options=OPTIONS), x),
+        (eager, x),
+        (exact, x.double()),
+    ):
+        called(image.clone().requires_grad_()).square().mean().backward()
     forward = found[0]
     (strides,) = (k for _, k in forward.views.values())
     assert [int(s.constant) for s in strides] == [64 * 576, 1, 24 * 64, 64]
     images = [k for k in forward.free.values() if len(k) == 4]
     assert images
     assert all(k[1] == 1 for k in images)
-    again = Joined()
-    for p, value in zip(again.parameters(), own, strict=True):
-        p.data.copy_(value)
-    again(x.clone().requires_grad_()).square().mean().backward()
-    for p, g in zip(again.parameters(), given, strict=True):
-        torch.testing.assert_close(g, p.grad, rtol=1e-3, atol=1e-5)
+    check_against_float64(*([p.grad for p in m.parameters()] for m in (model, eager, exact)))
