@@ -27,9 +27,33 @@ def hard_slope(x: torch.Tensor) -> torch.Tensor:
     return aten.hardtanh_backward(torch.full_like(x, 3), x, -1, 1)
 
 
+def elu_slope(x: torch.Tensor) -> torch.Tensor:
+    return aten.elu_backward(torch.full_like(x, 3), 1.2, 2.0, 0.9, False, x)
+
+
+def elu_slope_by_its_result(x: torch.Tensor) -> torch.Tensor:
+    return aten.elu_backward(torch.full_like(x, 3), 1.2, 2.0, 0.9, True, x)
+
+
+def shrunk_slope(x: torch.Tensor) -> torch.Tensor:
+    return aten.softshrink_backward(torch.full_like(x, 3), x, 0.5)
+
+
+def hard_shrunk_slope(x: torch.Tensor) -> torch.Tensor:
+    return aten.hardshrink_backward(torch.full_like(x, 3), x, 0.5)
+
+
 @pytest.mark.parametrize(
     ("function", "on_gpu", "on_cpu"),
-    [(slope, [3.0] * 64, NAN), (differing, [[64.0]], NAN), (hard_slope, [3.0] * 64, 0.0)],
+    [
+        (slope, [3.0] * 64, NAN),
+        (differing, [[64.0]], NAN),
+        (hard_slope, [3.0] * 64, 0.0),
+        (elu_slope, [6.0] * 64, NAN),
+        (elu_slope_by_its_result, [6.0] * 64, NAN),
+        (shrunk_slope, [3.0] * 64, 0.0),
+        (hard_shrunk_slope, [3.0] * 64, 0.0),
+    ],
 )
 def test_nan(function: Any, on_gpu: list[Any], on_cpu: float, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.full((64,), NAN)

@@ -110,11 +110,15 @@ def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
 def elu_backward(
     grad_output: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Tensor
 ) -> Tensor:
+    passes_nan = builder().is_for_gpu
+
     def formula(g: Scalar, x: Scalar) -> Scalar:
         if is_result:
             below = g * input_scale * (x + alpha * scale)
         else:
             below = g * (input_scale * alpha * scale) * op("exp", x * input_scale)
+        if passes_nan:
+            return select(x <= 0, below, g * scale)
         return select(x > 0, g * scale, below)  # not a number where x is none
 
     return pointwise(formula, grad_output, self_or_result)
@@ -190,7 +194,12 @@ def softplus_rule(self: Tensor, beta: float = 1, threshold: float = 20) -> Tenso
 # softshrink_backward(Tensor grad_output, Tensor self, Scalar lambd) -> Tensor
 @rule(aten.hardshrink_backward.default, aten.softshrink_backward.default)
 def shrink_backward(grad_out: Tensor, self: Tensor, lambd: float) -> Tensor:
+    passes_nan = builder().is_for_gpu
+
     def formula(g: Scalar, x: Scalar) -> Scalar:
-        return select((x > lambd) | (x < -lambd), g, constant(0, g.dtype))  # 0 where x is not a number
+        nothing = constant(0, g.dtype)
+        if passes_nan:
+            return select((x >= -lambd) & (x <= lambd), nothing, g)
+        return select((x > lambd) | (x < -lambd), g, nothing)  # 0 where x is not a number
 
     return pointwise(formula, grad_out, self)
