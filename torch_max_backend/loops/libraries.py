@@ -183,6 +183,14 @@ _ATEN = [
     *OF_FLOAT64,
 ]
 
+AS_TRACED = frozenset([*_QUANTISED, *_RAGGED, *_DISTANCES, aten._grouped_mm.default])
+"""Their kernels read some tensors as if these had no gaps, or refuse others: the ops that call them in eager copy such
+tensors before, and what a traced graph says of them is what these kernels need."""
+
+_CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+OF_DENSE_ROWS = frozenset(getattr(aten, _CPU_ATTENTION + of).default for of in ("", "_backward"))
+"""Their kernels take elements of a row for neighbours."""
+
 ATTENTION = frozenset(op for op in (*_PRODUCTS, *_ATTENTION_ON_A_GPU) if "scaled_dot_product" in str(op))
 SORTS = (aten.sort.default, aten.sort.stable, aten.topk.default, aten.kthvalue.default, aten.median.dim)
 """Those that a GPU's kernels do if rows are short; on a CPU they are ATen's."""

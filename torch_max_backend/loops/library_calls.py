@@ -19,7 +19,14 @@ from torch_max_backend.loops import convolution_loops, pointwise_convolution, pr
 from torch_max_backend.loops.convolution_layout import A_CHAIN, CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load
 from torch_max_backend.loops.index import Index, Var
-from torch_max_backend.loops.libraries import PACKED_CONVOLUTIONS, PACKED_LINEARS, SORTS, library_of
+from torch_max_backend.loops.libraries import (
+    AS_TRACED,
+    OF_DENSE_ROWS,
+    PACKED_CONVOLUTIONS,
+    PACKED_LINEARS,
+    SORTS,
+    library_of,
+)
 from torch_max_backend.loops.narrow_products import product_as_loops
 from torch_max_backend.loops.program import Call, Called, Definition, Ref, dense_strides
 from torch_max_backend.loops.rules import views
@@ -214,6 +221,7 @@ class LibraryCalls:
                 return self._reference(target, x)
             return type(x)(as_ref(v) for v in x) if isinstance(x, list | tuple) else x
 
+        args, kwargs = self._as_read(target, args, kwargs)
         many = isinstance(promise, list | tuple)
         image = self._laid_out(args, promise) if target is torch.ops.aten.convolution.default else None
         if target in COLLECTIVES:
@@ -241,6 +249,25 @@ class LibraryCalls:
         )
         tensors = [named(r.name, r.sizes, r.dtype) if r else None for r in results]
         return tuple(tensors) if many else tensors[0]
+
+    def _as_read(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Arguments that kernels of ATen read without a look at all strides, as such kernels need them.
+
+        A program reads what ``contiguous`` copies where the original lies, so that these would find the original.
+        """
+        if target in OF_DENSE_ROWS:
+            return [self._with_dense_rows(x) if isinstance(x, Tensor) else x for x in args], kwargs
+        if target not in AS_TRACED or self.node is None or self.node.target is not target:
+            return args, kwargs
+
+        def as_traced(x: Any, origin: Any) -> Any:
+            is_dense = isinstance(x, Tensor) and isinstance(origin, fx.Node) and tensor_of(origin).is_contiguous()
+            return self._dense(x) if is_dense else x
+
+        named_args = {key: as_traced(x, self.node.kwargs.get(key)) for key, x in kwargs.items()}
+        return [as_traced(x, origin) for x, origin in zip(args, self.node.args, strict=False)], named_args
 
     # mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, str? algorithm) -> Tensor Y
     # mkldnn::_linear_pointwise.binary(Tensor X, Tensor other, Tensor W, Tensor? B, str attr) -> Tensor Y
@@ -289,6 +316,11 @@ class LibraryCalls:
     def _dense(self, x: Tensor) -> Tensor:
         """``x`` if it lies without gaps and in its own order, else a copy."""
         is_dense = _lie_alike(x.shape, self._ref(x).strides, dense_strides(x.shape))
+        return x if is_dense else define(x.shape, x.dtype, x.at)
+
+    def _with_dense_rows(self, x: Tensor) -> Tensor:
+        """``x`` if elements of its rows are neighbours, else a copy without gaps."""
+        is_dense = x.rank == 0 or x.shape[-1] == 1 or self._ref(x).strides[-1] == 1
         return x if is_dense else define(x.shape, x.dtype, x.at)
 
     def _called(self, promise: object, strides: Shape | None) -> Called | None:
