@@ -230,7 +230,8 @@ class FromRegion(LibraryCalls):
             if value.device not in (self.device, torch.device("meta")):
                 raise Unsupported(f"a program on {self.device} has no tensor on {value.device}")
         rule = rule_of(target)
-        if (found := self._special_product(target, args, dict(kwargs), promise)) is not None:
+        is_taken = kwargs.get("alpha") != 0  # of a product times 0 libraries compute none, NaN or not
+        if is_taken and (found := self._special_product(target, args, dict(kwargs), promise)) is not None:
             return found
         if self._is_for_library(target, args):
             return self._library(target, args, kwargs, promise)

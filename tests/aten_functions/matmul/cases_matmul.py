@@ -41,6 +41,7 @@ def batch_added(s: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torc
     return (
         torch.baddbmm(s, a, b, beta=0.5, alpha=2),
         torch.baddbmm(s * NAN, a, b, beta=0),
+        torch.baddbmm(s, a * NAN, b, alpha=0),
         torch.addbmm(s[0], a, b, beta=2),
     )
 
