@@ -3,14 +3,21 @@
 # ruff: noqa: E501 (one case a line)
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tests.loops.test_library_calls import called, integers, numbers
+from tests.support.reach import all_cases, read
+from torch_max_backend.capture.decompositions import decomposition_table
+from torch_max_backend.loops.libraries import AS_TRACED, LIBRARY, OF_DENSE_ROWS, SORTS
+from torch_max_backend.loops.library_calls import CONTIGUOUS
 
 pytestmark = pytest.mark.any_runner("programs without a graph")
 aten = torch.ops.aten
@@ -69,3 +76,90 @@ def test_gradients(function: Callable[..., Any], inputs: list[torch.Tensor]) -> 
     options = {"fallback": "error", "executor": "auto"}
     found = gradients(torch.compile(function, backend="max_backend", fullgraph=True, options=options))
     torch.testing.assert_close(found, gradients(function))
+
+
+def with_gaps(x: torch.Tensor) -> torch.Tensor:
+    """``x``, with a number of something else behind each of its own."""
+    return torch.stack([x, torch.ones_like(x)], -1).flatten(-2)[..., ::2]
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """``x``, whose first dimension memory has last."""
+    return x.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+class _Calls(fx.Interpreter):
+    """Runs a graph, and notes what the calls of one op get."""
+
+    def __init__(self, graph: fx.GraphModule, op: str, found: list[Any]) -> None:
+        super().__init__(graph)
+        self.op, self.found = op, found
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if str(target) == self.op:
+            self.found.append((target, args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+
+def calls_of(op: str, case: Any) -> list[Any]:
+    """What an op gets in the traced graph of a case."""
+    found: list[Any] = []
+    backend = aot_autograd(
+        fw_compiler=lambda graph, _: lambda *args: _Calls(graph, op, found).run(*args),
+        decompositions=decomposition_table(),
+    )
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(case.function, backend=backend)(*case.make())
+    return found
+
+
+def other_results(op: Any, args: Any, kwargs: Any) -> Iterator[str]:
+    """The arguments of a call for which their strides change its results by more than rounding, or that it refuses."""
+    leaves, spec = tree_flatten((args, kwargs))
+    for k, x in enumerate(leaves):
+        if not isinstance(x, torch.Tensor) or x.dim() == 0 or x.layout is not torch.strided:
+            continue
+        for strided in (with_gaps, turned):
+            results = []
+            for given in (strided(x).contiguous(), strided(x)):
+                some_args, some_kwargs = tree_unflatten([*leaves[:k], given, *leaves[k + 1 :]], spec)
+                try:
+                    results.append(op(*some_args, **some_kwargs))
+                except RuntimeError as error:
+                    results.append(error)
+            if not _agree(*results):
+                yield f"argument {k} {strided.__name__}"
+
+
+def _agree(a: Any, b: Any) -> bool:
+    if isinstance(a, RuntimeError) or isinstance(b, RuntimeError):
+        return isinstance(a, RuntimeError)  # what an op refuses with and without gaps says nothing
+
+    def is_near(x: torch.Tensor, y: torch.Tensor) -> bool:
+        largest = x.double().nan_to_num(0, 0, 0).abs().max().item() if x.numel() else 0.0
+        return x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=0, atol=largest / 50, equal_nan=True)
+
+    pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
+    return all(is_near(x, y) for x, y in pairs if isinstance(x, torch.Tensor) and not x.is_complex())
+
+
+RECORD = read()[1]
+BY_OP = {op: case for case, ops in RECORD.items() for op in ops if op in {str(o) for o in LIBRARY}}
+COPIED = {str(op) for op in (*AS_TRACED, *OF_DENSE_ROWS, *CONTIGUOUS)}
+ANY_ORDER = {str(op) for op in SORTS} | {f"aten.{name}" for name in ("nanmedian.dim", "mode.default")}
+"""Equal elements come in an order that depends on how ATen reads them."""
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("op", sorted(BY_OP.keys() - COPIED - ANY_ORDER))
+def test_kernels_that_are_given_views_look_at_strides(op: str) -> None:
+    calls = calls_of(op, all_cases()[BY_OP[op]])
+    assert [where for call in calls[:4] for where in other_results(*call)] == []
+
+
+@pytest.mark.parametrize("op", sorted(BY_OP.keys() & {"aten._embedding_bag.default", "aten._pdist_forward.default"}))
+def test_some_do_not(op: str) -> None:
+    """And the check above would see it."""
+    calls = calls_of(op, all_cases()[BY_OP[op]])
+    assert any(True for call in calls for _ in other_results(*call))

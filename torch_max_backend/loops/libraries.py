@@ -183,7 +183,16 @@ _ATEN = [
     *OF_FLOAT64,
 ]
 
-AS_TRACED = frozenset([*_QUANTISED, *_RAGGED, *_DISTANCES, aten._grouped_mm.default])
+AS_TRACED = frozenset(
+    [
+        *_QUANTISED,
+        *_RAGGED,
+        *_DISTANCES,
+        aten._grouped_mm.default,
+        aten.fractional_max_pool2d_backward.default,
+        aten.fractional_max_pool3d_backward.default,
+    ]
+)
 """Their kernels read some tensors as if these had no gaps, or refuse others: the ops that call them in eager copy such
 tensors before, and what a traced graph says of them is what these kernels need."""
 

@@ -493,7 +493,9 @@ CASES = [
     Case("batch_norm_functional", batch_norm_functional, (*IMAGE, *STATS)),
     Case("batch_norm_updates", batch_norm_updates, (*IMAGE, *STATS)),
     Case("batch_norm_update_backward", batch_norm_update_backward, (randn(3, 6, 4, 5), *IMAGE[:2], *STATS)),
-    Case("batch_norm_update_backward_given", batch_norm_update_backward, (randn(3, 6, 4, 5), *IMAGE[:2], *STATS, False)),
+    Case(
+        "batch_norm_update_backward_given", batch_norm_update_backward, (randn(3, 6, 4, 5), *IMAGE[:2], *STATS, False)
+    ),
     Case(
         "batch_norm_backward",
         batch_norm_backward,
