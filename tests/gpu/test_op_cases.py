@@ -39,7 +39,7 @@ EXCLUDED = {
 """Cases that say nothing on a GPU, by a pattern of ``family/name``, and why."""
 
 ODD_IN_TORCH = {
-    "normalization/batch_norm_update_backward_given": "cuDNN's gradients are those of training, whatever the op is told",
+    "normalization/batch_norm_update_given": "cuDNN's gradients are those of training, whatever the op is told",
     "sorting/sorts_bf16": "values differ at NaN, which have a sign, as a CPU makes them of float32; ATen sorts digits",
     "sorting/sorts_tied.*": "sorts that are not told to be stable, and medians, take equal elements in any order",
     "attention/forward_bf16": "cuDNN makes numbers of rows whose mask is nowhere true; its other kernels zeros, as we",
