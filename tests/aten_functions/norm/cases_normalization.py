@@ -493,9 +493,7 @@ CASES = [
     Case("batch_norm_functional", batch_norm_functional, (*IMAGE, *STATS)),
     Case("batch_norm_updates", batch_norm_updates, (*IMAGE, *STATS)),
     Case("batch_norm_update_backward", batch_norm_update_backward, (randn(3, 6, 4, 5), *IMAGE[:2], *STATS)),
-    Case(
-        "batch_norm_update_given", batch_norm_update_backward, (randn(3, 6, 4, 5), *IMAGE[:2], *STATS, False)
-    ),
+    Case("batch_norm_update_given", batch_norm_update_backward, (randn(3, 6, 4, 5), *IMAGE[:2], *STATS, False)),
     Case(
         "batch_norm_backward",
         batch_norm_backward,
