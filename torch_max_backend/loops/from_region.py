@@ -230,8 +230,8 @@ class FromRegion(LibraryCalls):
             if value.device not in (self.device, torch.device("meta")):
                 raise Unsupported(f"a program on {self.device} has no tensor on {value.device}")
         rule = rule_of(target)
-        is_taken = kwargs.get("alpha") != 0  # of a product times 0 libraries compute none, NaN or not
-        if is_taken and (found := self._special_product(target, args, dict(kwargs), promise)) is not None:
+        is_multiplied = kwargs.get("alpha") != 0  # what NaN in a product times 0 gives is up to libraries
+        if is_multiplied and (found := self._special_product(target, args, dict(kwargs), promise)) is not None:
             return found
         if self._is_for_library(target, args):
             return self._library(target, args, kwargs, promise)
