@@ -321,7 +321,7 @@ class LibraryCalls:
     def _with_dense_rows(self, x: Tensor) -> Tensor:
         """``x`` if elements of its rows are neighbours, else a copy without gaps."""
         is_dense = x.rank == 0 or x.shape[-1] == 1 or self._ref(x).strides[-1] == 1
-        return x if is_dense else define(x.shape, x.dtype, x.at)
+        return x if is_dense else self._defined(x)
 
     def _called(self, promise: object, strides: Shape | None) -> Called | None:
         """A result of a call, in these strides or those that torch promises; none where torch promises no tensor."""
