@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
 
 from torch_max_backend import compile_together, ops, reports
 from torch_max_backend.base.errors import RegistrationError
@@ -159,23 +160,27 @@ def test_gradient_of_a_product_with_zeros(zeros: int) -> None:
     assert torch.autograd.gradcheck(lambda x: ops.reduce(x, "prod", [1]), x.requires_grad_())
 
 
-@pytest.mark.full
-def test_parts_of_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits of a few rows are in memory at a time, and the results are those of all rows at once."""
-    from torch_max_backend.ops import losses
+@pytest.mark.parametrize("rows_at_once", [40, 16])
+def test_parts_of_a_loss(monkeypatch: pytest.MonkeyPatch, rows_at_once: int) -> None:
+    """The logits of a few classes are in memory at a time, and the results are those of all classes at once."""
+    from torch_max_backend.ops import linear_losses
 
     x, weight = torch.randn(37, 16, requires_grad=True), torch.randn(50, 16, requires_grad=True)
     target = torch.randint(0, 50, (37,))
-    whole = ops.linear_cross_entropy(x, weight, target)
-    expected = torch.autograd.grad(whole.sum(), (x, weight))
+    target[5] = -100
+    slope = torch.randn(37)
+    whole = F.cross_entropy(F.linear(x, weight), target, reduction="none")
+    expected = torch.autograd.grad(whole, (x, weight), slope)
     seen = []
-    linear = losses.F.linear
-    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 500)
-    monkeypatch.setattr(losses.F, "linear", lambda *args: seen.append(linear(*args)) or seen[-1])
+    linear = linear_losses.F.linear
+    monkeypatch.setitem(linear_losses.LOGITS_AT_ONCE, "cpu", 500)
+    monkeypatch.setattr(linear_losses, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(linear_losses.F, "linear", lambda *args: seen.append(linear(*args)) or seen[-1])
     parts = ops.linear_cross_entropy(x, weight, target)
     torch.testing.assert_close(parts, whole)
-    torch.testing.assert_close(torch.autograd.grad(parts.sum(), (x, weight)), expected)
-    assert max(logits.numel() for logits in seen) == 500
+    torch.testing.assert_close(torch.autograd.grad(parts, (x, weight), slope), expected)
+    assert max(logits.numel() for logits in seen) <= 500
+    assert len(seen) > 2 * (37 // rows_at_once)
 
 
 @pytest.mark.any_runner("nothing is computed")

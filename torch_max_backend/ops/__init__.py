@@ -12,7 +12,8 @@ from torch_max_backend.ops.activations import bias_gelu, geglu, gelu, swiglu
 from torch_max_backend.ops.arguments import ArgumentError
 from torch_max_backend.ops.copies import copy_transpose
 from torch_max_backend.ops.linear import fused_linear_bias_residual, fused_linear_gelu
-from torch_max_backend.ops.losses import cross_entropy, linear_cross_entropy
+from torch_max_backend.ops.linear_losses import linear_cross_entropy
+from torch_max_backend.ops.losses import cross_entropy
 from torch_max_backend.ops.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from torch_max_backend.ops.reductions import reduce, softmax_online
 from torch_max_backend.ops.rotary import rope, rope_at

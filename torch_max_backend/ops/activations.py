@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from torch_max_backend.ops.arguments import ArgumentError, Sizes
-from torch_max_backend.ops.declaration import ROUNDED_ONCE, ROWS, BenchmarkCase
+from torch_max_backend.ops.declaration import ROUNDED_ONCE, BenchmarkCase
 from torch_max_backend.ops.define import gradient_of, public_op
 from torch_max_backend.ops.precision import as_wide, rows_of, sum_of_rows
 
@@ -43,8 +43,10 @@ def _elements(sizes: Sizes) -> Any:
     tolerance=ROUNDED_ONCE,
     flops=lambda sizes: 10 * _elements(sizes),
     cases=(
-        BenchmarkCase("exact", lambda new: (new(*ROWS),), F.gelu),
-        BenchmarkCase("tanh", lambda new: (new(*ROWS), "tanh"), lambda x, form: F.gelu(x, approximate=form)),
+        BenchmarkCase("exact", lambda new: (new(new.rows, new.columns),), F.gelu),
+        BenchmarkCase(
+            "tanh", lambda new: (new(new.rows, new.columns), "tanh"), lambda x, form: F.gelu(x, approximate=form)
+        ),
     ),
 )
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -70,7 +72,9 @@ def _gelu_backward(grad: torch.Tensor, x: torch.Tensor, approximate: str) -> tup
     differentiable=("x", "bias"),
     tolerance=ROUNDED_ONCE,
     flops=lambda sizes: 11 * _elements(sizes),
-    cases=(BenchmarkCase("exact", lambda new: (new(*ROWS), new(4096)), lambda x, b: F.gelu(x + b)),),
+    cases=(
+        BenchmarkCase("exact", lambda new: (new(new.rows, new.columns), new(new.columns)), lambda x, b: F.gelu(x + b)),
+    ),
 )
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """:func:`gelu` of ``x + bias``.
@@ -98,7 +102,11 @@ def _bias_gelu_backward(
     differentiable=("gate", "up"),
     tolerance=ROUNDED_ONCE,
     flops=lambda sizes: 5 * _elements(sizes),
-    cases=(BenchmarkCase("halves", lambda new: new(1024, 8192).chunk(2, -1), lambda gate, up: F.silu(gate) * up),),
+    cases=(
+        BenchmarkCase(
+            "halves", lambda new: new(new.rows, 2 * new.columns).chunk(2, -1), lambda gate, up: F.silu(gate) * up
+        ),
+    ),
 )
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up``. Halves of one tensor are given as ``x.chunk(2, -1)``, and read where they lie.
@@ -126,7 +134,11 @@ def _swiglu_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -
     differentiable=("gate", "up"),
     tolerance=ROUNDED_ONCE,
     flops=lambda sizes: 11 * _elements(sizes),
-    cases=(BenchmarkCase("halves", lambda new: new(1024, 8192).chunk(2, -1), lambda gate, up: F.gelu(gate) * up),),
+    cases=(
+        BenchmarkCase(
+            "halves", lambda new: new(new.rows, 2 * new.columns).chunk(2, -1), lambda gate, up: F.gelu(gate) * up
+        ),
+    ),
 )
 def geglu(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """``gelu(gate) * up``.

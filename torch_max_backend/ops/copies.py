@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_max_backend.ops.declaration import ROWS, BenchmarkCase, Tolerance
+from torch_max_backend.ops.declaration import BenchmarkCase, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
 
 
@@ -15,7 +15,7 @@ from torch_max_backend.ops.define import gradient_of, public_op
     differentiable=("x",),
     tolerance=Tolerance(0, 0, 0, 0, "a copy"),
     flops=lambda sizes: 0,
-    cases=(BenchmarkCase("matrix", lambda new: (new(*ROWS),), lambda x: x.mT.contiguous()),),
+    cases=(BenchmarkCase("matrix", lambda new: (new(new.rows, new.columns),), lambda x: x.mT.contiguous()),),
 )
 def copy_transpose(x: torch.Tensor) -> torch.Tensor:
     """The last two dimensions exchanged, in memory of its own.

@@ -21,8 +21,6 @@ from torch_max_backend.ops.arguments import Pattern, Sizes, bind, check_devices,
 
 NAMESPACE = "torch_max_backend"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
-ROWS = (1024, 4096)
-"""What benchmarks of rows have."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32)
 
@@ -58,10 +56,12 @@ ROUNDED_ONCE = Tolerance(
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes arguments of a benchmark, in a dtype and on a device."""
+    """Makes arguments of a benchmark, in a dtype and on a device; most are matrices of so many rows and columns."""
 
     dtype: torch.dtype
     device: str
+    rows: int = 1024
+    columns: int = 4096
 
     def __call__(self, *shape: int) -> torch.Tensor:
         """Random numbers."""

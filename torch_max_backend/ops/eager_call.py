@@ -1,16 +1,18 @@
 """An op's kernel in eager: a compiled program of its reference, found by the arguments' shapes and strides.
 
-A program has symbolic sizes and strides. Two calls share one where dtypes, the order in memory and what is 1, short or
-long agree, so a new batch size compiles nothing. Leading dimensions that lie one after the other in memory in every
-argument are one dimension for a program.
+On a CPU a program has symbolic sizes and strides. Two calls share one where dtypes, the order in memory and what is 1,
+short or long agree, so a new batch size compiles nothing. On a GPU, where kernels for known sizes are up to several
+times as fast, a program is for the sizes of the first call; those that are others in a later call are symbolic from
+then on, as Dynamo does it. Leading dimensions that lie one after the other in memory in every argument are one
+dimension for a program.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -24,6 +26,8 @@ from torch_max_backend.options import resolve
 
 SHORT = 32
 """Sizes below this count as short: a program for them may put them in one vector, or give none to a thread."""
+STRIDE = "stride "
+"""What names of strides begin with that do not follow from sizes."""
 MOST_KEPT = 4096
 """Shapes that an op remembers what to do for."""
 
@@ -34,8 +38,9 @@ Call = Callable[..., Any]
 class Layout:
     """A tensor argument of a program: its sizes as multiples of names, and how its strides follow from them.
 
-    ``order`` are the dimensions from the innermost outwards, those of size 1 left out. A stride is 0 or 1, or ``None``
-    for any other; where ``follows``, it is the extent of the dimension before it in that order.
+    ``order`` are the dimensions from the innermost outwards, those of size 1 left out. A stride is a number, which is 0
+    or 1 in a layout for any sizes, or ``None`` for any other; where ``follows``, it is the extent of the dimension
+    before it in that order.
     """
 
     dtype: torch.dtype
@@ -78,8 +83,24 @@ def layout_of(
             codes[d] = strides[d] if strides[d] in (0, 1) else None
         extent = strides[d] * shape[d] or 1
         if codes[d] is None and not follows[d]:
-            values[f"stride {len(values)}"] = strides[d]
+            values[f"{STRIDE}{len(values)}"] = strides[d]
     return Layout(x.dtype, x.device, tuple(sizes), tuple(order), tuple(codes), tuple(follows))
+
+
+def with_fixed(signature: Signature, values: dict[str, int], varying: Set[str]) -> tuple[Signature, dict[str, int]]:
+    """A signature in which all sizes and strides but those that vary are numbers, and what its names stand for."""
+    free = iter([name for name in values if name.startswith(STRIDE)])
+
+    def fixed(layout: Layout) -> Layout:
+        strides = list(layout.strides)
+        for d in layout.order:
+            if strides[d] is None and not layout.follows[d] and (name := next(free)) not in varying:
+                strides[d] = values[name]
+        sizes = [(n, key) if key in varying else (n * values.get(key, 1), "") for n, key in layout.sizes]
+        return replace(layout, sizes=tuple(sizes), strides=tuple(strides))
+
+    layouts = tuple(None if layout is None else fixed(layout) for layout in signature.layouts)
+    return Signature(layouts, signature.others), {name: n for name, n in values.items() if name in varying}
 
 
 class EagerCall:
@@ -89,6 +110,8 @@ class EagerCall:
         self.declaration = declaration
         self.calls: dict[Any, Call] = {}
         self.programs: dict[Signature, list[OpProgram]] = {}
+        self.first: dict[Signature, dict[str, int]] = {}
+        self.varying: dict[Signature, set[str]] = {}
         self.lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
@@ -147,6 +170,8 @@ class EagerCall:
     def _program(self, signature: Signature, values: dict[str, int], args: tuple[Any, ...]) -> Call | None:
         """The program of a signature, for these sizes; nothing while compiles are put off."""
         with self.lock:
+            if any(layout is not None and layout.device.type != "cpu" for layout in signature.layouts):
+                signature, values = self._for_these_sizes(signature, values)
             known = self.programs.setdefault(signature, [])
             program = next((p for p in known if p.holds(values)), None)
             if program is None:
@@ -155,6 +180,13 @@ class EagerCall:
                     return None
                 known.append(program)
         return functools.partial(program.call, *(values[name] for name in program.names))
+
+    def _for_these_sizes(self, signature: Signature, values: dict[str, int]) -> tuple[Signature, dict[str, int]]:
+        """The signature with the sizes as numbers that have been the same in all calls so far."""
+        first = self.first.setdefault(signature, values)
+        varying = self.varying.setdefault(signature, set())
+        varying.update(name for name, n in values.items() if first[name] != n)
+        return with_fixed(signature, values, varying)
 
     def _new_program(self, signature: Signature, values: dict[str, int], args: tuple[Any, ...]) -> OpProgram | None:
         options = resolve({"executor": "auto", "compile": "wait", "fallback": "error"}, None)

@@ -43,7 +43,11 @@ def through_linear(
     cases=(
         BenchmarkCase(
             "square",
-            lambda new: (new(256, 1024), new(1024, 1024), new(1024)),
+            lambda new: (
+                new(new.rows // 4, new.columns // 4),
+                new(new.columns // 4, new.columns // 4),
+                new(new.columns // 4),
+            ),
             lambda x, w, b: F.gelu(F.linear(x, w, b)),
         ),
     ),
@@ -82,7 +86,12 @@ def _fused_linear_gelu_backward(
     cases=(
         BenchmarkCase(
             "square",
-            lambda new: (new(256, 1024), new(1024, 1024), new(1024), new(256, 1024)),
+            lambda new: (
+                new(new.rows // 4, new.columns // 4),
+                new(new.columns // 4, new.columns // 4),
+                new(new.columns // 4),
+                new(new.rows // 4, new.columns // 4),
+            ),
             lambda x, w, b, y: F.linear(x, w, b) + y,
         ),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from torch_max_backend.ops.declaration import FLOATS, ROWS, BenchmarkCase, Tolerance
+from torch_max_backend.ops.declaration import FLOATS, BenchmarkCase, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
 from torch_max_backend.ops.precision import MaybeTensor, as_wide, rows_of, sum_of_rows
 
@@ -34,7 +34,13 @@ def _for_weight(x: torch.Tensor, weight: MaybeTensor) -> MaybeTensor:
     differentiable=("x", "weight"),
     tolerance=_TOLERANCE,
     flops=lambda sizes: 5 * rows_of(sizes) * sizes["n"],
-    cases=(BenchmarkCase("rows", lambda new: (new(*ROWS), new(4096)), lambda x, w: F.rms_norm(x, (4096,), w, 1e-6)),),
+    cases=(
+        BenchmarkCase(
+            "rows",
+            lambda new: (new(new.rows, new.columns), new(new.columns)),
+            lambda x, w: F.rms_norm(x, w.shape, w, 1e-6),
+        ),
+    ),
 )
 def rms_norm(x: torch.Tensor, weight: MaybeTensor = None, eps: float = 1e-6) -> torch.Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, in the dtype of ``x``.
@@ -72,8 +78,8 @@ def _rms_norm_backward(
     cases=(
         BenchmarkCase(
             "rows",
-            lambda new: (new(*ROWS), new(*ROWS), new(4096)),
-            lambda x, y, w: (F.rms_norm(x + y, (4096,), w, 1e-6), x + y),
+            lambda new: (new(new.rows, new.columns), new(new.rows, new.columns), new(new.columns)),
+            lambda x, y, w: (F.rms_norm(x + y, w.shape, w, 1e-6), x + y),
         ),
     ),
 )
@@ -132,7 +138,9 @@ def _through_layer_norm(slope: torch.Tensor, y: torch.Tensor, root: torch.Tensor
     flops=lambda sizes: 8 * rows_of(sizes) * sizes["n"],
     cases=(
         BenchmarkCase(
-            "rows", lambda new: (new(*ROWS), new(4096), new(4096)), lambda x, w, b: F.layer_norm(x, (4096,), w, b)
+            "rows",
+            lambda new: (new(new.rows, new.columns), new(new.columns), new(new.columns)),
+            lambda x, w, b: F.layer_norm(x, w.shape, w, b),
         ),
     ),
 )
@@ -173,8 +181,8 @@ def _layer_norm_backward(
     cases=(
         BenchmarkCase(
             "rows",
-            lambda new: (new(*ROWS), new(*ROWS), new(4096), new(4096)),
-            lambda x, y, w, b: (F.layer_norm(x + y, (4096,), w, b), x + y),
+            lambda new: (new(new.rows, new.columns), new(new.rows, new.columns), new(new.columns), new(new.columns)),
+            lambda x, y, w, b: (F.layer_norm(x + y, w.shape, w, b), x + y),
         ),
     ),
 )

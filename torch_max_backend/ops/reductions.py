@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from torch_max_backend.ops.arguments import ArgumentError, Sizes
-from torch_max_backend.ops.declaration import ROUNDED_ONCE, ROWS, BenchmarkCase, Tolerance
+from torch_max_backend.ops.declaration import ROUNDED_ONCE, BenchmarkCase, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
 from torch_max_backend.ops.precision import as_wide, rows_of
 
@@ -56,9 +56,15 @@ def _reduced_shape(sizes: Sizes, x: torch.Tensor, how: str, dims: Dims, keepdim:
     tolerance=Tolerance(64, 2, 2, 64, "partial results are float32; the error of a sum grows with its length"),
     flops=lambda sizes: rows_of(sizes),
     cases=(
-        BenchmarkCase("sum of rows", lambda new: (new(*ROWS), "sum", [1]), lambda x, how, dims: x.sum(dims)),
-        BenchmarkCase("sum of columns", lambda new: (new(*ROWS), "sum", [0]), lambda x, how, dims: x.sum(dims)),
-        BenchmarkCase("largest of rows", lambda new: (new(*ROWS), "amax", [1]), lambda x, how, dims: x.amax(dims)),
+        BenchmarkCase(
+            "sum of rows", lambda new: (new(new.rows, new.columns), "sum", [1]), lambda x, how, dims: x.sum(dims)
+        ),
+        BenchmarkCase(
+            "sum of columns", lambda new: (new(new.rows, new.columns), "sum", [0]), lambda x, how, dims: x.sum(dims)
+        ),
+        BenchmarkCase(
+            "largest of rows", lambda new: (new(new.rows, new.columns), "amax", [1]), lambda x, how, dims: x.amax(dims)
+        ),
     ),
 )
 def reduce(x: torch.Tensor, how: str = "sum", dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
@@ -139,7 +145,7 @@ def _check_softmax(sizes: Sizes, x: torch.Tensor, dim: int) -> None:
     autocast="float32",
     tolerance=ROUNDED_ONCE,
     flops=lambda sizes: 5 * rows_of(sizes),
-    cases=(BenchmarkCase("rows", lambda new: (new(*ROWS),), lambda x: F.softmax(x, -1)),),
+    cases=(BenchmarkCase("rows", lambda new: (new(new.rows, new.columns),), lambda x: F.softmax(x, -1)),),
 )
 def softmax_online(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Softmax along one dimension, in the dtype of ``x``; a 16-bit one is computed in float32.

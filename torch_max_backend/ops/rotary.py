@@ -55,7 +55,9 @@ def _flops(sizes: Sizes) -> Any:
     differentiable=("x",),
     tolerance=_TOLERANCE,
     flops=_flops,
-    cases=(BenchmarkCase("half", lambda new: (new(64, 512, 128), new(512, 64), new(512, 64)), _plain_rope),),
+    cases=(
+        BenchmarkCase("half", lambda new: (new(new.rows // 16, 512, 128), new(512, 64), new(512, 64)), _plain_rope),
+    ),
 )
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
     """Turn pairs of columns by angles whose cosines and sines are in tables.
@@ -87,7 +89,7 @@ def _rope_backward(grad: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, int
     cases=(
         BenchmarkCase(
             "half",
-            lambda new: (new(64, 512, 128), new.integers(4096, 512).expand(64, 512)),
+            lambda new: (new(new.rows // 16, 512, 128), new.integers(4096, 512).expand(new.rows // 16, 512)),
             lambda x, p: _plain_rope(x, *_angles(x, p, 10000.0)),
         ),
     ),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from torch_max_backend.ops.arguments import ArgumentError, Sizes
 from torch_max_backend.ops.declaration import BenchmarkCase, Tolerance
@@ -50,7 +51,7 @@ def _inverse(distance: torch.Tensor) -> torch.Tensor:
     autocast="float32",
     tolerance=_TOLERANCE,
     flops=lambda sizes: 9 * _pairs(sizes),
-    cases=(BenchmarkCase("frames", lambda new: (new(32, 256, 3),), lambda x: torch.cdist(x, x)),),
+    cases=(BenchmarkCase("frames", lambda new: (new(2501, 254, 3),), lambda x: torch.cdist(x, x)),),
 )
 def pairwise_distance(points: torch.Tensor) -> torch.Tensor:
     """The distances of all pairs of points. Where two points coincide, the gradient of their distance is 0.
@@ -93,7 +94,9 @@ def _check_cutoff(op: str, cutoff: float) -> None:
     autocast="float32",
     tolerance=Tolerance(0, 0, 0, 0, "a comparison, of squares in float32"),
     flops=lambda sizes: 9 * _pairs(sizes),
-    cases=(BenchmarkCase("frames", lambda new: (new(32, 256, 3), 1.0), lambda x, cutoff: torch.cdist(x, x) < cutoff),),
+    cases=(
+        BenchmarkCase("frames", lambda new: (new(2501, 254, 3), 1.0), lambda x, cutoff: torch.cdist(x, x) < cutoff),
+    ),
 )
 def contact_map(points: torch.Tensor, cutoff: float) -> torch.Tensor:
     """Which pairs of points are nearer than ``cutoff``; a point is in contact with itself.
@@ -112,6 +115,12 @@ def _packed_shape(sizes: Sizes, points: torch.Tensor, cutoff: float) -> list[tup
     return [(*sizes["..."], sizes["n"], (sizes["n"] + 7) // 8)]
 
 
+def _plain_packed(points: torch.Tensor, cutoff: float) -> torch.Tensor:
+    """What a program without the op writes."""
+    near = F.pad(torch.cdist(points, points) < cutoff, (0, -points.shape[-2] % 8))
+    return (near.unflatten(-1, (-1, 8)) * _BITS.to(points.device)).sum(-1, dtype=torch.uint8)
+
+
 @public_op(
     "contact_map_packed(Tensor points, float cutoff) -> Tensor",
     shapes={"points": "... n 3"},
@@ -121,15 +130,7 @@ def _packed_shape(sizes: Sizes, points: torch.Tensor, cutoff: float) -> list[tup
     autocast="float32",
     tolerance=Tolerance(0, 0, 0, 0, "a comparison, of squares in float32"),
     flops=lambda sizes: 9 * _pairs(sizes),
-    cases=(
-        BenchmarkCase(
-            "frames",
-            lambda new: (new(32, 256, 3), 1.0),
-            lambda x, cutoff: ((torch.cdist(x, x) < cutoff).unflatten(-1, (-1, 8)) * _BITS.to(x.device)).sum(
-                -1, dtype=torch.uint8
-            ),
-        ),
-    ),
+    cases=(BenchmarkCase("frames", lambda new: (new(2501, 254, 3), 1.0), _plain_packed),),
 )
 def contact_map_packed(points: torch.Tensor, cutoff: float) -> torch.Tensor:
     """:func:`contact_map` with eight pairs in a byte, as ``numpy.packbits(..., bitorder="little")`` has them.
@@ -143,7 +144,7 @@ def contact_map_packed(points: torch.Tensor, cutoff: float) -> torch.Tensor:
     """
     near = _is_near(points, cutoff).to(torch.uint8)
     count = near.shape[-1]
-    whole = torch.nn.functional.pad(near, (0, (count + 7) // 8 * 8 - count))
+    whole = F.pad(near, (0, (count + 7) // 8 * 8 - count))
     bits = whole.unflatten(-1, ((count + 7) // 8, 8)) << torch.arange(8, dtype=torch.uint8, device=points.device)
     return bits.sum(-1, dtype=torch.uint8)
 
@@ -160,7 +161,7 @@ def contact_map_packed(points: torch.Tensor, cutoff: float) -> torch.Tensor:
     cases=(
         BenchmarkCase(
             "frames",
-            lambda new: (new(1024, 512, 3), new(512, 3).expand(1024, 512, 3)),
+            lambda new: (new(2501, 3891, 3), new(3891, 3).expand(2501, 3891, 3)),
             lambda a, b: (a - b).square().sum(-1).mean(-1).sqrt(),
         ),
     ),
@@ -278,7 +279,9 @@ def _plain_aligned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     autocast="float32",
     tolerance=_OF_SUMS,
     flops=lambda sizes: rows_of(sizes) * (50 * sizes["n"] + _SQUARINGS * 132),
-    cases=(BenchmarkCase("frames", lambda new: (new(1024, 512, 3), new(512, 3).expand(1024, 512, 3)), _plain_aligned),),
+    cases=(
+        BenchmarkCase("frames", lambda new: (new(2501, 3891, 3), new(3891, 3).expand(2501, 3891, 3)), _plain_aligned),
+    ),
 )
 def rmsd_aligned(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`rmsd` after the translation and rotation that make it smallest (Kabsch), and that rotation.

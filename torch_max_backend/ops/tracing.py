@@ -21,7 +21,7 @@ from torch_max_backend.capture.inlining import nothing_else_active
 from torch_max_backend.compile.pending import is_deferring
 from torch_max_backend.frontend.pipeline import compile_graph
 from torch_max_backend.ops.declaration import Declaration
-from torch_max_backend.ops.eager_call import SHORT, Layout, Signature
+from torch_max_backend.ops.eager_call import SHORT, STRIDE, Layout, Signature
 from torch_max_backend.ops.kept_programs import OpProgram, keep_program, parts_of
 from torch_max_backend.options import Options
 from torch_max_backend.runtime.session import check_device, choose_memory_share
@@ -37,12 +37,12 @@ class _Sizes:
         self.values, self.as_they_are, self.env = values, as_they_are, ShapeEnv(duck_shape=False)
         self.symbols: dict[str, sympy.Symbol] = {}
         self.sizes: dict[str, Any] = {}
-        self.free_strides = iter([name for name in values if name.startswith("stride ")])
+        self.free_strides = iter([name for name in values if name.startswith(STRIDE)])
 
     def size(self, name: str) -> Any:
         if name not in self.sizes:
             count = len(self.sizes)
-            typical = TYPICAL * 64 + 8 * count if name.startswith("stride ") else TYPICAL + 8 * count
+            typical = TYPICAL * 64 + 8 * count if name.startswith(STRIDE) else TYPICAL + 8 * count
             if name.endswith(" short"):
                 typical = SHORT // 4 + 2 * count
             if self.as_they_are:
@@ -90,7 +90,8 @@ def traced_program(
         return [results] if isinstance(results, torch.Tensor) else list(results)
 
     layouts = [layout for layout in signature.layouts if layout is not None]
-    return compiled_program(run, layouts, values, declaration.name, repr(signature), options)
+    as_they_are = any(layout.device.type != "cpu" for layout in layouts)
+    return compiled_program(run, layouts, values, declaration.name, repr(signature), options, as_they_are=as_they_are)
 
 
 def compiled_program(
