@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 from torch_max_backend.ops.arguments import ArgumentError, Sizes
 from torch_max_backend.ops.declaration import BenchmarkCase, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
+from torch_max_backend.ops.mojo_file import MojoFile
+from torch_max_backend.ops.mojo_kernel import MojoKernel
 from torch_max_backend.ops.precision import as_wide, rows_of
 
 _SQUARINGS = 52
@@ -211,15 +214,35 @@ def _matrix(rows: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
     return torch.stack([torch.stack(list(row), -1) for row in rows], -2)
 
 
-def rotation(a: Columns, b: Columns) -> torch.Tensor:
-    """The proper rotation that moves ``a`` closest to ``b``: ``a @ rotation`` and ``b`` differ by a translation.
+_BEST_ROTATION = MojoKernel(MojoFile.read(Path(__file__).with_name("best_rotation.mojo")))
+
+
+@public_op(
+    _BEST_ROTATION.file.schema,
+    shapes=_BEST_ROTATION.file.patterns,
+    results=_BEST_ROTATION.file.results,
+    requires=_BEST_ROTATION.check,
+    kernel=_BEST_ROTATION,
+    tolerance=Tolerance(
+        64, 4, 4, 1024, "squares of squares in float64, with the error that the eigenvalues' gap leaves"
+    ),
+    flops=lambda sizes: rows_of(sizes) * _SQUARINGS * 70,
+)
+def best_rotation(covariance: torch.Tensor) -> torch.Tensor:
+    """The proper rotation that moves points ``a`` closest to ``b``: ``a @ rotation`` and ``b`` differ by a translation.
 
     It is that of the quaternion for which Horn's symmetric 4 x 4 matrix has its largest eigenvalue (Horn 1987, "Closed-
     form solution of absolute orientation using unit quaternions"). The matrix, made positive, is squared until all but
     the part of that eigenvalue is gone. Where the eigenvalue is a multiple one, as for points on a line or for mirror
     images, the columns are in its space all the same, and each of them is a best rotation.
+
+    Args:
+        covariance: [..., 3, 3] in float64: of each coordinate of ``a`` with each of ``b``.
+
+    Returns:
+        [..., 3, 3].
     """
-    w, x, y, z = _best_quaternion(_horn(_covariance(a, b))).unbind(-1)
+    w, x, y, z = _best_quaternion(_horn(covariance)).unbind(-1)
     return _matrix(
         [
             (w * w + x * x - y * y - z * z, 2 * (x * y + w * z), 2 * (x * z - w * y)),
@@ -229,8 +252,8 @@ def rotation(a: Columns, b: Columns) -> torch.Tensor:
     )
 
 
-def _horn(covariance: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = covariance
+def _horn(covariance: torch.Tensor) -> torch.Tensor:
+    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = (row.unbind(-1) for row in covariance.unbind(-2))
     return _matrix(
         [
             (xx + yy + zz, yz - zy, zx - xz, xy - yx),
@@ -297,7 +320,7 @@ def rmsd_aligned(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.
         centered, ``a @ rotation`` lies on ``b``.
     """
     own, other = _columns(a), _columns(b)
-    turn = rotation(own, other)
+    turn = best_rotation(_matrix(_covariance(own, other)).detach())  # stationary: it adds nothing to the gradient
     return _deviation(_between(own, other, turn)).to(a.dtype), turn.to(as_wide(a).dtype)
 
 
