@@ -18,7 +18,9 @@ from torch_max_backend.schedule.nest import LANES, distance
 from torch_max_backend.schedule.split import MANY
 
 MOST, NEAR = 8, 8
-"""Members of a kernel that others join for what they read, and kernels that are tried."""
+"""Members of a kernel that elementwise ones join for what they read, and kernels that are tried."""
+MOST_REDUCED = 32
+"""Members of a kernel that reductions join: their sums are in registers, and each kernel reads everything anew."""
 ALWAYS = 1 << 10
 """Loads that the store of rows across memory outweighs on a CPU: it takes a line for every element."""
 ROW_BY_ROW, SHORT_ROWS = 1 << 15, 1 << 12
@@ -271,7 +273,7 @@ def _reduce_beside(group: _Group | Call, d: Definition, places: Mapping[str, int
 
     None of them reads another one's result, since ``d`` reads what is older than the kernel.
     """
-    if isinstance(group, Call) or len(group.members) >= MOST or not isinstance(d.how, Reduction):
+    if isinstance(group, Call) or len(group.members) >= MOST_REDUCED or not isinstance(d.how, Reduction):
         return False
     own = [v for v in d.variables if v.size != 1]
     if [v.size for v in own] != [v.size for v in group.outer]:

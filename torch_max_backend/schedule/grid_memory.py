@@ -16,17 +16,26 @@ from torch_max_backend.schedule.nest import StageNest, Statement, distance
 
 
 def _along(v: Var, stages: tuple[StageNest, ...], outer: tuple[Var, ...]) -> int:
-    """Bytes of memory that are read and written in steps of one element along ``v``.
+    """Bytes of memory that are read and written in steps of one element along ``v``, or in short ones of which several
+    loads read all elements, as three do of points.
 
     A tensor that several stages read counts once. Stores, of which no cache makes whole lines, count ``STORES`` times.
     """
     loaded: dict[str, int] = {}
+    beside: dict[tuple[str, int], set[Index]] = {}
     stored = 0
     for s in stages:
         for x in walk(*(e for t in s.statements for e in t.expressions)):
-            if isinstance(x, Load) and x.index and distance(x.index[0], v) == 1:
+            if not isinstance(x, Load) or not x.index:
+                continue
+            step = distance(x.index[0], v)
+            if not step or not 0 < step <= gpu.SECTOR // x.dtype.itemsize:
+                continue
+            own = beside.setdefault((x.source, step), set())
+            own.add(x.index[0])
+            if len(own) >= step:
                 moving = variables(x)  # those of an index that is read, too
-                touched = cost.count(w for w in (*outer, *s.inner) if w in moving)
+                touched = step * cost.count(w for w in (*outer, *s.inner) if w in moving)
                 loaded[x.source] = max(loaded.get(x.source, 0), x.dtype.itemsize * touched)
         for t in s.statements:
             if t.address is not None and distance(t.address, v) == 1:

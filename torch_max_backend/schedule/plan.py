@@ -22,6 +22,7 @@ from torch_max_backend.schedule.narrow_sums import narrow_sums
 from torch_max_backend.schedule.nest import Nest
 from torch_max_backend.schedule.overlap import wait_late
 from torch_max_backend.schedule.own_rows import own_rows
+from torch_max_backend.schedule.repeated_elements import without_repeated_elements
 from torch_max_backend.schedule.repeated_rows import repeated_rows
 from torch_max_backend.schedule.row_tails import tails_in_vectors
 from torch_max_backend.schedule.rows_at_once import rows_at_once
@@ -59,7 +60,14 @@ class Schedule:
 def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Program]]:
     """The program after each pass, with the pass's name."""
     layouts = _Layouts(machine)
-    for change in (without_reductions_of_one, inline, without_equal_definitions, with_late_stores):
+    changes = (
+        without_reductions_of_one,
+        without_repeated_elements,
+        inline,
+        without_equal_definitions,
+        with_late_stores,
+    )
+    for change in changes:
         program = inline(program, machine, layouts(program)) if change is inline else change(program)
         yield change.__name__, program
     program = split_long_scans(program, layouts(program), machine)
