@@ -16,10 +16,12 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import nn
 
 import torch_max_backend
@@ -121,10 +123,12 @@ class Row:
         return right and self.memory <= 1 + MEMORY and times["inductor"] >= times["max"]
 
 
-def measured(model: nn.Module, prompt: torch.Tensor, exact: torch.Tensor, clock: Clock) -> Row | None:
+def measured(
+    model: nn.Module, prompt: torch.Tensor, exact: torch.Tensor, clock: Clock, turn: AbstractContextManager[Any]
+) -> Row | None:
     """Run both contenders in turns; ``exact`` is what the model gave for the prompt before it was quantised.
 
-    Without a clock they are compiled, and that is all.
+    Without a clock they are compiled, and that is all. What is timed is so within ``turn``.
     """
     compiled: dict[str, Function] = {
         "inductor": torch.compile(model, dynamic=False),
@@ -136,14 +140,15 @@ def measured(model: nn.Module, prompt: torch.Tensor, exact: torch.Tensor, clock:
             compiled[f"{name} {RECORDED}"] = recorded
     before = len(torch_max_backend.reports())
     inputs = [prompt] if prompt.is_floating_point() else [prompt, prompt[:, :1]]
+    for x in inputs:
+        for function in compiled.values():
+            function(x)
     if clock is None:
-        for x in inputs:
-            for function in compiled.values():
-                function(x)
         return None
-    eager, found = model(prompt), compiled["max"](prompt)
-    times = [_in_turns(compiled, x, clock) for x in inputs]
-    peaks = {name: _peak(compiled[name], prompt) for name in ("inductor", "max")}
+    eager, found = model(prompt), compiled["max"](prompt).clone()
+    with turn:
+        times = [_in_turns(compiled, x, clock) for x in inputs]
+        peaks = {name: _peak(compiled[name], prompt) for name in ("inductor", "max")}
     islands = sum(len(report.islands) for report in torch_max_backend.reports()[before:])
     scale = float(exact.float().norm())
     differences = [float((y.float() - exact).norm()) / scale for y in (found, eager)]
@@ -205,6 +210,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2, help="of Llama")
     parser.add_argument("--processor-time", action="store_true", help="of one thread, where others use the machine")
     parser.add_argument("--compile", action="store_true", help="fill the caches, and measure nothing")
+    parser.add_argument("--lock", default="", help="a file that is locked meanwhile: processes compile side by side")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     print(f"torch {torch.__version__}, {arguments.device}, {arguments.dtype}, {torch.get_num_threads()} threads")
@@ -220,7 +226,8 @@ def main() -> None:
     for name, config in schemes().items():
         for of, make in models(arguments.layers).items():
             if arguments.only in name and arguments.model in of:
-                cells = _cells(config, make, arguments.device, getattr(torch, arguments.dtype), clock)
+                turn = FileLock(arguments.lock) if arguments.lock else nullcontext()
+                cells = _cells(config, make, arguments.device, getattr(torch, arguments.dtype), clock, turn)
                 print(f"| {name} | {of} | {' | '.join(cells)} |", flush=True)
 
 
@@ -231,6 +238,7 @@ def _cells(
     device: str,
     dtype: torch.dtype,
     clock: Clock,
+    turn: AbstractContextManager[Any],
 ) -> list[str]:
     from torchao.quantization import quantize_
 
@@ -242,7 +250,7 @@ def _cells(
     exact = model(prompt).float()
     try:
         quantize_(model, config())
-        row = measured(model, prompt, exact, clock)
+        row = measured(model, prompt, exact, clock, turn)
     except Exception as error:  # what torchao says of a machine belongs into the table
         return [f"{type(error).__name__}: {str(error).splitlines()[0]}"]
     if row is None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.gpu.checks import moved
 from tests.ops.cases import CASES, OpCase
 from torch_max_backend import reports
 from torch_max_backend.ops.declaration import Tolerance, declaration_of, gradient
@@ -43,10 +44,11 @@ def with_gradients(case: OpCase, args: tuple[Any, ...]) -> tuple[list[Any], list
     return own, wide
 
 
-def check(case: OpCase, dtype: torch.dtype) -> None:
+def check(case: OpCase, dtype: torch.dtype, device: str = "cpu") -> None:
     """Call an op in eager, and compare results and gradients; all of it must be programs."""
     declaration, known = declaration_of(case.op), len(reports())
-    own, wide = with_gradients(case, case.made(dtype))
+    args = tuple(moved(x, device) if isinstance(x, torch.Tensor) else x for x in case.made(dtype))
+    own, wide = with_gradients(case, args)
     found, wanted = results_of(case.call(*own)), results_of(declaration.reference(*wide))
     for k, (f, w) in enumerate(zip(found, wanted, strict=True)):
         hold(f, w, declaration.tolerance, dtype, f"result {k}")
@@ -65,7 +67,7 @@ def _check_gradients(case: OpCase, dtype: torch.dtype, args: Any, results: Any) 
     wanted = [w for f, w in zip(found, wanted) if f.requires_grad]
     found = [f for f in found if f.requires_grad]
     generator = torch.Generator().manual_seed(3)
-    slopes = [torch.randn(f.shape, generator=generator, dtype=torch.float64).to(f.dtype) for f in found]
+    slopes = [torch.randn(f.shape, generator=generator, dtype=torch.float64).to(f) for f in found]
     places = [k for k, x in enumerate(own) if isinstance(x, torch.Tensor) and x.requires_grad]
     ours = torch.autograd.grad(found, [own[k] for k in places], slopes)
     theirs = torch.autograd.grad(wanted, [wide[k] for k in places], [s.double() for s in slopes])
