@@ -3,7 +3,7 @@
     python -m benchmarks.public_ops
     python -m benchmarks.public_ops --only rms_norm --dtype bfloat16 --threads 2
     python -m benchmarks.public_ops --device cuda --dtype bfloat16 --rows 16384 --columns 8192 --save FILE.jsonl
-    python -m benchmarks.public_ops --loss-memory --device cuda --dtype bfloat16 --rows 8192
+    python -m benchmarks.public_ops --large-loss --device cuda --dtype bfloat16 --rows 8192
 
 The cases stand in the ops' declarations, and each has a gradient's row where the op has one. All contenders take turns
 in one process; a figure is the lower quartile of their times, since what disturbs a call makes it longer. On a GPU the
@@ -62,7 +62,7 @@ def rows_of(declaration: Declaration, case: BenchmarkCase, maker: Maker, rounds:
     name = f"{declaration.name} {case.name}"
     with torch.no_grad():
         functions = {"op": op, "eager": case.plain, "Inductor": plain}
-        calls = {n: (lambda i, f=f: f(*args)) for n, f in functions.items()}
+        calls = {n: _call(f, args) for n, f in functions.items()}
         yield row(name, int(declaration.bytes(args)), calls, maker.device, rounds)
     backward = gradient(declaration)
     if backward is None:
@@ -81,6 +81,10 @@ def rows_of(declaration: Declaration, case: BenchmarkCase, maker: Maker, rounds:
             every = found if isinstance(found, tuple) else (found,)
             moved = _gradient_bytes(declaration, backward, own, every, slopes)
     yield row(f"{name}, gradient", moved, calls, maker.device, rounds)
+
+
+def _call(function: Callable[..., Any], args: Sequence[Any]) -> Call:
+    return lambda i: function(*args)
 
 
 def _gradients(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], slopes: Sequence[torch.Tensor]) -> Call:
@@ -113,9 +117,10 @@ def line(found: dict[str, Any]) -> str:
     return f"| {found['op']} | {found['bytes'] / 1e6:.1f} | {shown} | {shares} |"
 
 
-# -- memory --------------------------------------------------------------------------------------------------------
-def loss_memory(dtype: torch.dtype, device: str, rows: int) -> dict[str, int]:
-    """The most bytes at once, beyond the arguments, of a loss with its gradients by the op, and by plain code."""
+# -- a large loss --------------------------------------------------------------------------------------------------
+def large_loss(dtype: torch.dtype, device: str, rows: int) -> dict[str, tuple[int, float]]:
+    """The most bytes at once, beyond the arguments, of a loss with its gradients by the op and by plain code; and
+    seconds."""
     maker = Maker(dtype, device)
     x, weight = maker(rows, FEATURES).requires_grad_(), maker(VOCABULARY, FEATURES).requires_grad_()
     target = maker.integers(VOCABULARY, rows)
@@ -123,24 +128,31 @@ def loss_memory(dtype: torch.dtype, device: str, rows: int) -> dict[str, int]:
     def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(F.linear(x, weight), target)
 
+    compiled = torch.compile(plain, backend="inductor", dynamic=False)
     losses = {
         "op": lambda: ops.linear_cross_entropy(x, weight, target).mean(),
         "eager": lambda: plain(x, weight),
         "eager, logits in float32": lambda: F.cross_entropy(F.linear(x, weight).float(), target),
+        "Inductor": lambda: compiled(x, weight),
     }
-    return {name: _peak(lambda f=f: torch.autograd.grad(f(), (x, weight)), device) for name, f in losses.items()}
+    found = {}
+    for name, loss in losses.items():
+        call = _call(lambda loss=loss: torch.autograd.grad(loss(), (x, weight)), ())  # type: ignore[misc]
+        peak = _peak(call, device)
+        found[name] = peak, lower_quartiles({name: call}, device, 5)[name]
+    return found
 
 
-def _peak(call: Callable[[], Any], device: str) -> int:
-    call()
+def _peak(call: Call, device: str) -> int:
+    call(0)
     if device == "cpu":
         with allocations() as found:
-            call()
+            call(0)
         return found.peak
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    call()
+    call(0)
     return torch.cuda.max_memory_allocated() - before
 
 
@@ -153,16 +165,17 @@ def main(
     rows: int = typer.Option(1024, help="Of matrices."),
     columns: int = typer.Option(4096, help="Of matrices."),
     save: Path = typer.Option(None, help="Add what was measured to this file, a line of JSON each."),
-    memory: bool = typer.Option(False, "--loss-memory", help="Measure the memory of linear_cross_entropy alone."),
+    large: bool = typer.Option(False, "--large-loss", help="Memory and time of linear_cross_entropy alone."),
 ) -> None:
     """Time public ops, and print a table: milliseconds, and how many times as fast the op is."""
     torch.set_num_threads(threads)
     torch._functorch.config.donated_buffer = False  # a gradient is computed again and again
     kind = getattr(torch, dtype)
-    if memory:
-        peaks = loss_memory(kind, device, rows)
-        for name, peak in peaks.items():
-            print(f"{name}: {peak / 1e6:.0f} MB, {peaks['op'] / peak:.3f}")
+    if large:
+        losses = large_loss(kind, device, rows)
+        own_peak, own_s = losses["op"]
+        for name, (peak, seconds) in losses.items():
+            print(f"{name}: {peak / 1e6:.0f} MB, {own_peak / peak:.3f}; {1e3 * seconds:.2f} ms, {seconds / own_s:.2f}")
         return
     facts = {"dtype": dtype, "device": device, "rows": rows, "columns": columns, **environment()}
     if device == "cuda":

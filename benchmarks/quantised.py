@@ -1,9 +1,9 @@
 """torchao's schemes: ``python -m benchmarks.quantised`` prints scheme by model against torchao with Inductor.
 
 Models are of random weights. Speeds are of a prompt and of one token alone; Inductor and this backend take turns in
-one process, on a GPU each with ``mode="reduce-overhead"`` as well, of which the better one counts. Memory is the weights
-and what torch's allocator gives out at most while the prompt runs. A row reaches what is required if no op is an island,
-the error is at most twice eager's, memory is within 3 % of Inductor's, and a token is as fast.
+one process, on a GPU each with ``mode="reduce-overhead"`` as well, of which the better one counts. Memory is the
+weights and what torch's allocator gives out at most while the prompt runs. A row reaches what is required if no op is
+an island, the error is at most twice eager's, memory is within 3 % of Inductor's, and a token is as fast.
 
 Inductor compiles these models for minutes: ``--compile`` only fills the caches, for a run behind it to measure.
 """
@@ -152,7 +152,8 @@ def measured(
     islands = sum(len(report.islands) for report in torch_max_backend.reports()[before:])
     scale = float(exact.float().norm())
     differences = [float((y.float() - exact).norm()) / scale for y in (found, eager)]
-    return Row(*differences, islands, _bytes(model), peaks, times[0], times[1] if len(times) > 1 else {})
+    decode = times[1] if len(times) > 1 else {}
+    return Row(differences[0], differences[1], islands, _bytes(model), peaks, times[0], decode)
 
 
 def _peak(function: Function, x: torch.Tensor) -> int:
