@@ -35,16 +35,14 @@ class Ended:
     is_hung: bool
 
 
-def ended(
-    module: str, *arguments: object, store: Path, limit_s: float, flags: tuple[str, ...] = (), ranks: int = RANKS
-) -> Ended:
-    """Run a module on some ranks until they end, or are ended after ``limit_s``."""
+def ended(module: str, *arguments: object, store: Path, limit_s: float, flags: tuple[str, ...] = ()) -> Ended:
+    """Run a module on two ranks until they end, or are ended after ``limit_s``."""
     begin = time.monotonic()
     own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # see docs/distributed.md
     process = subprocess.Popen(
-        torchrun(ranks, module, *map(str, arguments), flags=flags),
+        torchrun(RANKS, module, *map(str, arguments), flags=flags),
         cwd=ROOT,
-        env={**environment(store, ranks), **own},
+        env={**environment(store, RANKS), **own},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
