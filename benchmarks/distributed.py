@@ -2,6 +2,7 @@
 
     python -m benchmarks.distributed                                   # a small GPT-2, two ranks, every way
     python -m benchmarks.distributed --model llama --ranks 4 --way 2d --way tp
+    python -m benchmarks.distributed --model gpt2-small --way ddp      # 124 M parameters, two CPU processes
     python -m benchmarks.distributed --model gpt2-medium --dtype bfloat16 --steps 30 --at-once 4 --save gpus.json
     python -m benchmarks.distributed --faults --folder kept --save gpus.json
 

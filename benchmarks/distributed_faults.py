@@ -1,7 +1,7 @@
 """What goes wrong on one rank, and how the group ends: it goes on, or it says why, and never hangs.
 
-- `killed`: a rank is killed while it compiles, and later one within a step. torchrun starts the ranks again, and they
-  go on from a checkpoint to the losses that eager has without a fault.
+- `killed`: a rank is killed while it compiles, and later one within a step, both at random. torchrun starts the ranks
+  again, and they go on from a checkpoint to the losses that eager has without a fault.
 - `late`: a rank does not come to a collective of a compiled graph. torch's own error ends the group after the `timeout`
   of `init_process_group`. `late-eager` is the same without this backend: how long torch takes to end.
 - `differ`: a rank has another graph. Every rank raises an error that names the difference.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import shutil
 import subprocess
 import time
@@ -65,12 +66,12 @@ def killed(folder: Path, kind: str, limit_s: float) -> tuple[Ended, bool, str]:
     place = folder / f"killed-{kind}"
     shutil.rmtree(place, ignore_errors=True)  # nothing is compiled, and no step done
     place.mkdir(parents=True)
-    flags = ("--max-restarts=3",)
-    done = ended("tests.distributed.elastic", place, kind, store=place / "store", limit_s=limit_s, flags=flags)
+    flags, seed = ("--max-restarts=3",), random.randrange(1000)
+    done = ended("tests.distributed.elastic", place, kind, seed, store=place / "store", limit_s=limit_s, flags=flags)
     told = [json.loads(line) for line in done.output.splitlines() if line.startswith("{")]
     deaths = [line for line in done.output.splitlines() if line.startswith("killed")]
     is_right = done.status == 0 and bool(told) and told[-1]["restarts"] == 2 and len(deaths) == 2
-    return done, is_right, "; ".join([*deaths, *(json.dumps(t) for t in told)])
+    return done, is_right, "; ".join([f"seed {seed}", *deaths, *(json.dumps(t) for t in told)])
 
 
 def late(folder: Path, kind: str, limit_s: float, backend: str = "max_backend") -> tuple[Ended, bool, str]:

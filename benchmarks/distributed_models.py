@@ -44,10 +44,12 @@ class Shape:
 SHAPES = {
     "gpt2": Shape("gpt2", 2, 256, 1024, 2, 128),
     "llama": Shape("llama", 2, 256, 1024, 2, 128),
+    "gpt2-small": Shape("gpt2", 12, 768, 50257, 1, 128),
     "gpt2-medium": Shape("gpt2", 24, 1024, 50257, 8, 512),
     "llama-1b": Shape("llama", 16, 2048, 128256, 4, 512, group=4, is_tied=True),
 }
-"""Models by name. The small ones compile in seconds; `llama-1b` has the sizes of Llama 3.2 1B. Weights are random."""
+"""Models by name. `gpt2` and `llama` compile in seconds, and `gpt2-small` is for CPUs; `llama-1b` has the
+sizes of Llama 3.2 1B. Weights are random."""
 
 
 def built(shape: Shape) -> tuple[nn.Module, nn.ModuleList, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -12,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from torch_max_backend.base.errors import BundleError
@@ -279,6 +281,38 @@ def test_another_process_waits_and_a_killed_one_frees_its_lock(store: Store) -> 
         held.wait()
     assert entered.wait(10)
     waiter.join()
+
+
+def test_who_waits_goes_on_once_the_entry_is_there(store: Store) -> None:
+    """Though the lock is held: many that wait need not take it one after the other."""
+    entered = threading.Event()
+
+    def enter() -> None:
+        with Store(store.folder).locked([KEY]):
+            entered.set()
+
+    with store.locked([KEY]):
+        waiter = threading.Thread(target=enter)
+        waiter.start()
+        assert not entered.wait(0.3)
+        store.put(BLOB, {KEY: "g"}, {})
+        assert entered.wait(30)
+    waiter.join(30)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no flock")])
+def test_a_file_system_without_locks_is_done_without(
+    store: Store, error: Exception, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """As some that several machines share."""
+
+    def acquire(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    with store.locked([KEY]):
+        pass
+    assert "going on without it" in log.text
 
 
 def test_without_a_folder_nothing_is_locked(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:

@@ -1,9 +1,13 @@
-"""Training that goes on from its latest checkpoint, in which ranks are killed: while compiling, and within a step."""
+"""Training that goes on from its latest checkpoint, in which ranks are killed: while compiling, and within a step.
+
+The first rank that compiles dies, whichever that is, and then a rank in a step, which are drawn by a seed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable
@@ -14,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.distributed.ways import Model, batch, device, start
+from tests.distributed.ways import Case, device, start
 from torch_max_backend.compile import programs
 
-STEPS, DEADLY_STEP = 6, 3
+STEPS = 6
 
 
 def kill(why: str) -> None:
@@ -38,7 +42,7 @@ def dying(build: Callable[..., bytes], died: Path) -> Callable[..., bytes]:
     return call
 
 
-def main(folder: Path, kind: str = "cpu") -> None:
+def main(folder: Path, kind: str = "cpu", seed: str = "0") -> None:
     """Losses equal those of eager without a fault, whatever happens."""
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     start(kind)
@@ -46,8 +50,10 @@ def main(folder: Path, kind: str = "cpu") -> None:
     if restarts == 0:
         for name in ("build_shared_library", "build_cubin"):
             setattr(programs, name, dying(getattr(programs, name), folder / "died"))
+    chance = random.Random(seed)
+    deadly = chance.randrange(1, STEPS) if rank == chance.randrange(dist.get_world_size()) else -1
     wanted = trained(Path(), 0, -1) if restarts == 2 else []
-    losses = trained(folder, rank, DEADLY_STEP if restarts == 1 else -1, compiled=True)
+    losses = trained(folder, rank, deadly if restarts == 1 else -1, compiled=True)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(wanted))
     if rank == 0:
         print(json.dumps({"restarts": restarts, "steps": list(range(len(losses)))}), flush=True)
@@ -56,8 +62,8 @@ def main(folder: Path, kind: str = "cpu") -> None:
 
 def trained(folder: Path, rank: int, deadly: int, compiled: bool = False) -> list[float]:
     """The losses of all steps, with those from before a restart."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Model().to(device()))
+    case = Case("small", "ddp")
+    model = DistributedDataParallel(case.model())
     call = torch.compile(model, backend="max_backend", options={"fallback": "error"}) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses: list[float] = []
@@ -68,8 +74,8 @@ def trained(folder: Path, rank: int, deadly: int, compiled: bool = False) -> lis
         model.load_state_dict(state["model"])
     for step in range(len(losses), STEPS):
         optimizer.zero_grad()
-        loss = call(*batch(step, dist.get_rank()))
-        if step == deadly and rank == 1:
+        loss = call(*case.batch(step, dist.get_rank()))
+        if step == deadly:
             kill(f"is in step {step}")
         loss.backward()
         optimizer.step()

@@ -7,6 +7,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.backends import registry
 from torch.distributed import _functional_collectives as functional
 
 from tests.distributed.ways import start
@@ -20,7 +21,7 @@ def say(line: str) -> None:
 
 
 def main(fault: str, kind: str = "cpu") -> None:
-    """A sum over all ranks, of which the last one has another graph or another version."""
+    """A sum over all ranks, of which the last one has another graph or another version, or lacks the package."""
     where = start(kind)
     is_odd = dist.get_rank() == dist.get_world_size() - 1
     if fault == "version" and is_odd:
@@ -31,9 +32,13 @@ def main(fault: str, kind: str = "cpu") -> None:
         total = functional.all_reduce(x * 2, "sum", dist.group.WORLD)
         return functional.all_reduce(total, "max", dist.group.WORLD) + 1
 
+    if fault == "package" and is_odd:  # what torch finds there
+        registry.list_backends()  # which it looks for once
+        registry._COMPILER_FNS.pop("max_backend", None)
+        registry._BACKENDS.pop("max_backend", None)
     size = 5 if fault == "graph" and is_odd else 4
-    compiled = torch.compile(function, backend="max_backend", options={"fallback": "error"})
     try:
+        compiled = torch.compile(function, backend="max_backend", options={"fallback": "error"})
         x = torch.ones(size, device=where)
         torch.testing.assert_close(compiled(x), function(x))
         say(f"rank {dist.get_rank()} is right")

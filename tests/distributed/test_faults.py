@@ -10,10 +10,11 @@ from benchmarks.distributed_faults import FAULTS, fact
 from tests.distributed.forked import forked
 from tests.support.processes import Processes
 
-pytestmark = [pytest.mark.own_processes, pytest.mark.xdist_group("ranks"), pytest.mark.sampled]
+pytestmark = [pytest.mark.own_processes, pytest.mark.xdist_group("ranks")]
 FAULTY = "tests.distributed.faulty"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -31,6 +32,16 @@ def test_every_rank_says_how_they_differ(processes: Processes, tmp_path: Path, f
 
 
 @pytest.mark.full
+def test_a_rank_without_the_package(processes: Processes, tmp_path: Path) -> None:
+    """It says what torch says of a backend that it does not know, and the other one which rank is missing."""
+    done = forked(processes, tmp_path, 2, FAULTY, "package", store=tmp_path / "store")
+    assert done.status == 1
+    for rank, words in enumerate(["RanksDifferError: Of 1 rank(s), rank 1", "InvalidBackend: Invalid backend"]):
+        (line,) = [x for x in done.output.splitlines() if x.startswith(f"rank {rank} ")]
+        assert words in line
+
+
+@pytest.mark.full
 def test_a_store_that_cannot_be_written_is_done_without(processes: Processes, tmp_path: Path) -> None:
     """Ranks say so, compile each for itself, and go on."""
     (tmp_path / "file").touch()
@@ -39,8 +50,9 @@ def test_a_store_that_cannot_be_written_is_done_without(processes: Processes, tm
     assert done.output.count("is right") == 2 and "going on without it" in done.output
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("fault", list(FAULTS))
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=[] if name == "killed" else pytest.mark.full) for name in FAULTS]
+)
 def test_a_group_goes_on_or_says_why(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under torchrun: ranks are killed (one while it compiles, holding a lock), do not come to a collective, differ."""
     monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")

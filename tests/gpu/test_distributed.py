@@ -26,10 +26,12 @@ def enough_gpus() -> None:
         pytest.skip(f"needs {RANKS} GPUs, and there are {torch.cuda.device_count()}")
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2", "tp", "2d"])
+@pytest.mark.parametrize("way", ["ddp", "fsdp2", "tp", "2d", "pp_1f1b"])
 def test_a_rank_a_gpu(way: str, tmp_path: Path) -> None:
     """Trains as in eager."""
-    done = torchrun(RANKS, "tests.distributed.train", way, 6, tmp_path, "cuda", store=tmp_path / "store", timeout=300)
+    done = torchrun(
+        RANKS, "tests.distributed.train", "small", way, 6, tmp_path, "cuda", store=tmp_path / "store", timeout=300
+    )
     assert done.status == 0, done.output[-4000:]
     facts = done.told[way]
     assert facts["graphs"] and not facts["islands"]

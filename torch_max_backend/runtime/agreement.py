@@ -1,7 +1,7 @@
 """Whether the ranks of a group mean the same by their collectives: looked at when a program first calls them.
 
 Which collective of its group comes next is known to every rank. Under that number, the first rank that gets there with
-a new program leaves what it is about to call in the group's store, and others compare: four small requests a rank. In
+a new program leaves what it is about to call in the group's store, and others compare: five small requests a rank. In
 the collective they would wait for each other anyway, so they do it here, where one that finds a difference can tell
 all. That one may be the host of the store: it does not leave before others have read. A rank that has waited for
 :data:`PATIENCE` goes on, and if its collective fails, since another one has left, looks there for the reason.
@@ -64,7 +64,7 @@ def _first_call(run: Callable[..., Any], args: Sequence[Any], collectives: Colle
         return run(*args)
     except RuntimeError as error:  # what torch.distributed raises when another rank has ended
         for place in places:
-            if found := place.verdict():
+            if found := place.verdict() or place.absence():
                 raise RanksDifferError(found) from error
         raise
 
@@ -107,8 +107,9 @@ class _Place:
         other = json.loads(self.store.compare_set(self.key, "", left))
         if other["calls"] != own:
             self.raise_everywhere(_told(self.rank, json.loads(own), other["rank"], json.loads(other["calls"])))
+        self.store.set(f"{self.key}/arrived/{self.rank}", "")
         if self.store.add(f"{self.key}/arrived", 1) == self.ranks:
-            self.store.compare_set(f"{self.key}/verdict", "", AGREED)
+            self.store.set(f"{self.key}/verdict", AGREED)  # nobody who differs counts as arrived
 
     def wait(self) -> None:
         """Until all ranks have arrived, or patience ends.
@@ -127,14 +128,30 @@ class _Place:
         found = self.store.get(key).decode() if self.store.check([key]) else AGREED
         return "" if found == AGREED else found
 
+    def absence(self) -> str:
+        """Which ranks did not arrive; empty if all did, or if the store has ended too."""
+        with suppress(RuntimeError):
+            absent = [k for k in range(self.ranks) if not self.store.check([f"{self.key}/arrived/{k}"])]
+            return _missing(absent) if absent else ""
+        return ""
+
     def raise_everywhere(self, message: str) -> None:
         """Raise once all ranks know the reason: the store may end with this process."""
         message = self.store.compare_set(f"{self.key}/verdict", "", message).decode()
+        self.store.set(f"{self.key}/verdict", message)  # which wakes those who wait
         with suppress(RuntimeError):  # the host of the store was sooner, or a rank never comes
             if self.store.add(f"{self.key}/read", 1) == self.ranks:
                 self.store.set(f"{self.key}/known", "")
             self.store.wait([f"{self.key}/known"], PATIENCE)
         raise RanksDifferError(message)
+
+
+def _missing(absent: list[int]) -> str:
+    return (
+        f"Of {len(absent)} rank(s), rank {absent[0]} the first, nothing came before this program's collectives failed: "
+        "each has ended, and its own error says why, or its graph did not run on max_backend. "
+        "All ranks of a group need torch-max-backend, in one version."
+    )
 
 
 def _told(rank: int, own: list[str], other_rank: int, other: list[str]) -> str:

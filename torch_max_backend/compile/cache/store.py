@@ -43,6 +43,8 @@ LOOKUPS_KEPT = 1 << 20
 """Bytes of the list of lookups."""
 COUNTED = 1000
 """Artifacts that are written before what all of them take is counted again."""
+LOOK_S, LOOK_AT_MOST_S = 0.05, 0.5
+"""Between two looks at a lock that another process has: a tenth of what was waited already, within these limits."""
 ABANDONED_S = 600.0
 """A temporary file of this age has no writer any more: writing takes less than a second."""
 
@@ -189,7 +191,7 @@ class Store:
                     removed += 1
         return removed
 
-    def _warn(self, error: OSError) -> None:
+    def _warn(self, error: Exception) -> None:
         if not self._warned:
             log.warning("the cache folder %s cannot be written (%s): going on without it", self.folder, error)
         self._warned = True
@@ -198,8 +200,9 @@ class Store:
     def locked(self, keys: Iterable[str], wait: bool = True) -> Iterator[None]:
         """Hold the locks of ``keys`` against other processes (and other threads); wait for those that have them.
 
-        The operating system frees the locks of a process that dies. Without a folder that can be written nothing is
-        locked: the same region may then be compiled twice.
+        A key is not waited for any longer once its entry was written: it is not locked then. The operating system
+        frees the locks of a process that dies. Without a folder that can be written, or on a file system without
+        locks, nothing is locked: the same region may then be compiled twice.
 
         Raises:
             filelock.Timeout: Without ``wait``, if another one has a lock.
@@ -207,20 +210,30 @@ class Store:
         with ExitStack() as stack:
             for key in sorted(keys):  # in one order everywhere, so that no two wait for each other
                 lock = FileLock(self.folder / FORMAT / "locks" / f"{key}.lock", thread_local=False)
+                before = _stamp(self._key_path(key))
                 try:
                     Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-                    lock.acquire(timeout=0)
-                except Timeout:
-                    if not wait:
-                        raise
-                    log.info("waiting for another process that compiles the same region")
-                    with waiting("Waiting for another process that compiles the same"):
-                        lock.acquire()
-                except OSError as error:
+                    is_taken = _is_taken(lock)
+                    if not is_taken and wait:
+                        log.info("waiting for another process that compiles the same region")
+                        with waiting("Waiting for another process that compiles the same"):
+                            self._wait_for(lock, key, before)
+                except (OSError, NotImplementedError) as error:
                     self._warn(error)
                     break
+                if not is_taken and not wait:
+                    raise Timeout(lock.lock_file)
                 stack.callback(lock.release)
             yield
+
+    def _wait_for(self, lock: FileLock, key: str, before: tuple[int, int] | None) -> None:
+        """Until the lock is taken, or the entry of ``key`` is another than ``before``.
+
+        A thousand ranks that wait must not take the lock one after the other, when all that they want is there.
+        """
+        begin = time.monotonic()
+        while _stamp(self._key_path(key)) == before and not _is_taken(lock):
+            time.sleep(min(LOOK_AT_MOST_S, max(LOOK_S, (time.monotonic() - begin) / 10)))
 
     # -- why a key missed -----------------------------------------------------------------------------------------
     def _region_path(self, parts: dict[str, str]) -> Path | None:
@@ -369,6 +382,23 @@ class Store:
         root = self.folder / FORMAT
         files = [p for p in root.rglob("*") if p.is_file() and p.suffix in (".json", ".mef")] if root.is_dir() else []
         return sum(p.suffix == ".json" for p in files), sum(p.stat().st_size for p in files)
+
+
+def _is_taken(lock: FileLock) -> bool:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    return True
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What tells a file from the one that replaces it; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _brief(part: str | None) -> str:
