@@ -20,7 +20,7 @@ from torch_max_backend.capture.composite_ops import lay_masks_in_rows, records_g
 from torch_max_backend.capture.whole_image_ops import image_ops_stay_whole
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.diagnostics.function_hints import hint_at_function
-from torch_max_backend.diagnostics.minifier import backward_for_minifier, ready_for_minifier
+from torch_max_backend.diagnostics.minifier import backward_for_minifier, is_after_aot, ready_for_minifier
 from torch_max_backend.frontend.direct_call import direct_call, graphs_of_a_trace
 from torch_max_backend.frontend.warm_start import is_ahead_of_time, warm_start
 from torch_max_backend.options import Options, resolve
@@ -71,6 +71,10 @@ def _trace(
 ) -> Callable[..., Any]:
     """Have AOTAutograd trace the graph, or find what it made of it in another process."""
     compiler = _compiler(options)
+    if is_after_aot():
+        from torch_max_backend.frontend.after_aot import under_minifier
+
+        compiler = under_minifier(compiler, options)
     if records_gradients(example_inputs):
         lay_masks_in_rows(gm)
     common = {
@@ -88,7 +92,8 @@ def _trace(
         from torch_max_backend.frontend.ahead_of_time import AheadOfTimeFunction
 
         return AheadOfTimeFunction.of(function)
-    return ready_for_minifier(direct_call(gm, example_inputs, graphs) or function)
+    direct = None if is_after_aot() else direct_call(gm, example_inputs, graphs)
+    return ready_for_minifier(direct or function)
 
 
 def _cut(torch_executed_ops: tuple[str, ...], *args: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
