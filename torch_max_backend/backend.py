@@ -16,6 +16,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from torch_max_backend.base.versions import check_this_environment
+from torch_max_backend.base.waiting import SOON_S, waiting
 from torch_max_backend.capture.composite_ops import lay_masks_in_rows, records_gradients, stay_whole
 from torch_max_backend.capture.whole_image_ops import image_ops_stay_whole
 from torch_max_backend.diagnostics import logs
@@ -86,7 +87,14 @@ def _trace(
     whole = nullcontext() if options.executor == "graph" else image_ops_stay_whole()
     compilers = {"fw_compiler": compiler} if kept is None else kept.compilers(compiler)
     settings = nullcontext() if kept is None else kept.settings()
-    with graphs_of_a_trace() as graphs, settings, whole, stay_whole(example_inputs), backward_for_minifier():
+    with (
+        graphs_of_a_trace() as graphs,
+        settings,
+        whole,
+        stay_whole(example_inputs),
+        backward_for_minifier(),
+        waiting("PyTorch traces a function", after=SOON_S),
+    ):
         function = aot_autograd(**compilers, **common)(gm, example_inputs)
     if kept is not None and is_ahead_of_time():
         from torch_max_backend.frontend.ahead_of_time import AheadOfTimeFunction
@@ -108,7 +116,8 @@ def _compiler(options: Options) -> Callable[..., Any]:
     def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
         from torch_max_backend.frontend import pipeline
 
-        return pipeline.compile_graph(gm, example_inputs, options=options)
+        with waiting(f"Lowering a graph of {len(gm.graph.nodes)} nodes", after=SOON_S):
+            return pipeline.compile_graph(gm, example_inputs, options=options)
 
     return compile_graph
 
