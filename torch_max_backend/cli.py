@@ -154,9 +154,10 @@ def report(
     output: Path = typer.Option(Path("max_backend_report.md"), "--output", "-o", help="A .md or .json file."),
     device: str = typer.Option("cpu", help=MACHINE),
     training: bool = typer.Option(False, "--training", help="Forward and backward, and not the inference."),
+    run: bool = typer.Option(False, "--run", help="Also compile and call the model, and write what fails."),
     with_data: bool = typer.Option(False, "--with-data", help="Also write the model's weights and arguments."),
 ) -> None:
-    """Write what a bug report needs to one file: versions, machine, options, and of a model its coverage and graphs.
+    """Write what a bug report needs to one file: versions, machine, options, and of a model coverage, graphs, failures.
 
     It has lines of the program and its paths, and no weights or arguments unless --with-data is given.
     """
@@ -165,10 +166,11 @@ def report(
 
     if output.suffix not in (".md", ".json"):
         raise typer.BadParameter(f"--output is {str(output)!r}: its name must end in .md or .json")
-    if with_data and not function:
-        raise typer.BadParameter("--with-data needs a function")
-    with no_answer():
-        write_report(output, load_function(function) if function else None, device, training, with_data)
+    for wanted, name in ((with_data, "--with-data"), (run, "--run")):
+        if wanted and not function:
+            raise typer.BadParameter(f"{name} needs a function")
+    with no_answer("Writing the report"):
+        write_report(output, load_function(function) if function else None, device, training, with_data, run)
     typer.echo(f"wrote {output}")
 
 
