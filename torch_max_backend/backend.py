@@ -16,11 +16,12 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from torch_max_backend.base.versions import check_this_environment
+from torch_max_backend.base.waiting import SOON_S, waiting
 from torch_max_backend.capture.composite_ops import lay_masks_in_rows, records_gradients, stay_whole
 from torch_max_backend.capture.whole_image_ops import image_ops_stay_whole
 from torch_max_backend.diagnostics import logs
 from torch_max_backend.diagnostics.function_hints import hint_at_function
-from torch_max_backend.diagnostics.minifier import backward_for_minifier, ready_for_minifier
+from torch_max_backend.diagnostics.minifier import backward_for_minifier, is_after_aot, ready_for_minifier
 from torch_max_backend.frontend.direct_call import direct_call, graphs_of_a_trace
 from torch_max_backend.frontend.warm_start import is_ahead_of_time, warm_start
 from torch_max_backend.options import Options, resolve
@@ -71,6 +72,10 @@ def _trace(
 ) -> Callable[..., Any]:
     """Have AOTAutograd trace the graph, or find what it made of it in another process."""
     compiler = _compiler(options)
+    if is_after_aot():
+        from torch_max_backend.frontend.after_aot import under_minifier
+
+        compiler = under_minifier(compiler, options)
     if records_gradients(example_inputs):
         lay_masks_in_rows(gm)
     common = {
@@ -82,13 +87,21 @@ def _trace(
     whole = nullcontext() if options.executor == "graph" else image_ops_stay_whole()
     compilers = {"fw_compiler": compiler} if kept is None else kept.compilers(compiler)
     settings = nullcontext() if kept is None else kept.settings()
-    with graphs_of_a_trace() as graphs, settings, whole, stay_whole(example_inputs), backward_for_minifier():
+    with (
+        graphs_of_a_trace() as graphs,
+        settings,
+        whole,
+        stay_whole(example_inputs),
+        backward_for_minifier(),
+        waiting("PyTorch traces a function", after=SOON_S),
+    ):
         function = aot_autograd(**compilers, **common)(gm, example_inputs)
     if kept is not None and is_ahead_of_time():
         from torch_max_backend.frontend.ahead_of_time import AheadOfTimeFunction
 
         return AheadOfTimeFunction.of(function)
-    return ready_for_minifier(direct_call(gm, example_inputs, graphs) or function)
+    direct = None if is_after_aot() else direct_call(gm, example_inputs, graphs)
+    return ready_for_minifier(direct or function)
 
 
 def _cut(torch_executed_ops: tuple[str, ...], *args: Any, **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -103,7 +116,8 @@ def _compiler(options: Options) -> Callable[..., Any]:
     def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
         from torch_max_backend.frontend import pipeline
 
-        return pipeline.compile_graph(gm, example_inputs, options=options)
+        with waiting(f"Lowering a graph of {len(gm.graph.nodes)} nodes", after=SOON_S):
+            return pipeline.compile_graph(gm, example_inputs, options=options)
 
     return compile_graph
 

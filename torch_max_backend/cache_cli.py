@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from torch_max_backend.base.waiting import SOON_S, waiting
+
 app = typer.Typer(no_args_is_help=True, help="Look into the store of compiled regions, carry it elsewhere, empty it.")
 
 
@@ -80,7 +82,7 @@ def prebuild(
 
     if bool(host) != bool(cpu):
         raise typer.BadParameter("--host and --cpu belong together")
-    with _told():
+    with _told(), waiting("Tracing the function", after=SOON_S):
         machine = Machine.parse(device, gpus, host, cpu)
         done = build(load_function(function), machine, resolve())
     typer.echo(f"{len(done.compiled)} compiled, {len(done.present)} in the cache already")
@@ -130,7 +132,7 @@ def _explain_function(function: str, device: str) -> int:
     from torch_max_backend.frontend.prebuild import load_function, regions_of
     from torch_max_backend.runtime.session import get_accelerators
 
-    with _told():
+    with _told(), waiting("Tracing the function", after=SOON_S):
         called = load_function(function)
         if device:
             machine = Machine.parse(device)
@@ -183,8 +185,10 @@ def export_file(file: Path = typer.Argument(help="The bundle to write.")) -> Non
     """Write all compiled regions to one file, for another machine of the same architecture."""
     from torch_max_backend.compile.cache.bundle import digest_of, export_bundle
 
-    typer.echo(f"wrote {export_bundle(_store(), file)} entries to {file}")
-    typer.echo(f"sha256 {digest_of(file)}")
+    with waiting("Writing the bundle", after=SOON_S):
+        entries, digest = export_bundle(_store(), file), digest_of(file)
+    typer.echo(f"wrote {entries} entries to {file}")
+    typer.echo(f"sha256 {digest}")
 
 
 @app.command("import")
@@ -200,7 +204,8 @@ def import_file(
     if sha256 and digest_of(file) != sha256.lower():
         _fail(f"{file} is another file than was asked for: its sha256 is {digest_of(file)}")
     try:
-        taken = import_bundle(_store(), file)
+        with waiting("Reading the bundle", after=SOON_S):
+            taken = import_bundle(_store(), file)
     except BundleError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error

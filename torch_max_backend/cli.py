@@ -11,6 +11,7 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from torch_max_backend import cache_cli, evidence_cli
@@ -65,7 +66,7 @@ def demo(
         names = list(MODELS) if model is DemoModel.all else [model.value]
         rows = run(names, device, getattr(torch, chosen.value), batch)
     except (MaxBackendError, RuntimeError) as error:
-        console.print(f"[red]{type(error).__name__}[/red]: {error}", soft_wrap=True)
+        console.print(f"[red]{type(error).__name__}[/red]: {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from error
     result = Table(title=f"{device}, {chosen.value}, batch {batch}, torch {torch.__version__}")
     result.add_column("")
@@ -109,7 +110,7 @@ def coverage(
     from torch_max_backend.diagnostics.graph_plot import svg
     from torch_max_backend.frontend.prebuild import load_function
 
-    with no_answer():
+    with no_answer("Tracing the model"):
         found = coverage_of(load_function(function), device, training)
     if plot is not None:
         plot.write_text(svg(found.graphs), encoding="utf-8")
@@ -136,7 +137,7 @@ def verify(
     from torch_max_backend.diagnostics.verify.whole_function import verify as run
     from torch_max_backend.frontend.prebuild import load_function
 
-    with no_answer():
+    with no_answer("Comparing the model with PyTorch"):
         found = run(load_function(function), device, training, repro_dir)
     if json_output:
         typer.echo(json.dumps(found.as_dict(), indent=1))
@@ -153,9 +154,10 @@ def report(
     output: Path = typer.Option(Path("max_backend_report.md"), "--output", "-o", help="A .md or .json file."),
     device: str = typer.Option("cpu", help=MACHINE),
     training: bool = typer.Option(False, "--training", help="Forward and backward, and not the inference."),
+    run: bool = typer.Option(False, "--run", help="Also compile and call the model, and write what fails."),
     with_data: bool = typer.Option(False, "--with-data", help="Also write the model's weights and arguments."),
 ) -> None:
-    """Write what a bug report needs to one file: versions, machine, options, and of a model its coverage and graphs.
+    """Write what a bug report needs to one file: versions, machine, options, and of a model coverage, graphs, failures.
 
     It has lines of the program and its paths, and no weights or arguments unless --with-data is given.
     """
@@ -164,10 +166,11 @@ def report(
 
     if output.suffix not in (".md", ".json"):
         raise typer.BadParameter(f"--output is {str(output)!r}: its name must end in .md or .json")
-    if with_data and not function:
-        raise typer.BadParameter("--with-data needs a function")
-    with no_answer():
-        write_report(output, load_function(function) if function else None, device, training, with_data)
+    for wanted, name in ((with_data, "--with-data"), (run, "--run")):
+        if wanted and not function:
+            raise typer.BadParameter(f"{name} needs a function")
+    with no_answer("Writing the report"):
+        write_report(output, load_function(function) if function else None, device, training, with_data, run)
     typer.echo(f"wrote {output}")
 
 
@@ -220,7 +223,7 @@ def _measure(console: Console) -> None:
     from torch_max_backend.measurement import roofs
 
     for device in ("cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))):
-        with no_answer():
+        with no_answer(f"Measuring {device}"):
             found = roofs.measure(device)
         result = Table(show_header=False)
         for name, value in found.rows():

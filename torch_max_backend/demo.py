@@ -14,8 +14,8 @@ from torch import nn
 
 from torch_max_backend.backend import max_backend
 from torch_max_backend.base.errors import MaxBackendError
+from torch_max_backend.base.waiting import waiting
 from torch_max_backend.compile.pending import wait_for_compiles
-from torch_max_backend.compile.progress import compiling
 from torch_max_backend.diagnostics import report
 
 
@@ -101,10 +101,11 @@ def run(names: Sequence[str], device: str, dtype: torch.dtype, batch: int, repea
     report.clear()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("always")
-        started = [_start(name, device, dtype, batch, workers=len(names)) for name in names]
-        with compiling(" and ".join(names)):
-            wait_for_compiles()
-        return [_measure(s, device, repeats) for s in started]
+        with waiting(f"Building {' and '.join(names)}"):
+            started = [_start(name, device, dtype, batch, workers=len(names)) for name in names]
+        wait_for_compiles()
+        with waiting(f"Measuring {' and '.join(names)}"):
+            return [_measure(s, device, repeats) for s in started]
 
 
 def _start(name: str, device: str, dtype: torch.dtype, batch: int, workers: int) -> _Started:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import typer
+
+from torch_max_backend.base.waiting import SOON_S, waiting
 
 app = typer.Typer()
 
@@ -35,12 +37,17 @@ class ProfileTool(enum.StrEnum):
 
 
 @contextmanager
-def no_answer() -> Iterator[None]:
-    """Turn what goes wrong in a user's function, or on the way to it, into a message and exit status 2."""
+def no_answer(wait: str = "") -> Iterator[None]:
+    """Turn what goes wrong in a user's function, or on the way to it, into a message and exit status 2.
+
+    Args:
+        wait: What a terminal shows meanwhile, if it takes a second.
+    """
     from torch_max_backend.base.errors import MaxBackendError
 
     try:
-        yield
+        with waiting(wait, after=SOON_S) if wait else nullcontext():
+            yield
     except MaxBackendError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(NO_ANSWER) from error

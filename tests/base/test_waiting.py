@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
 from torch_max_backend import wait_for_compiles
+from torch_max_backend.base import waiting as waiting_module
 from torch_max_backend.base.waiting import waiting
 from torch_max_backend.compile import pending
 from torch_max_backend.compile.cache.store import Store
@@ -62,6 +65,50 @@ def test_nothing_is_shown_of_another_thread(shown: _Terminal) -> None:
     thread.start()
     thread.join()
     assert shown.getvalue() == ""
+
+
+def test_a_wait_inside_of_another_has_a_line_of_its_own(shown: _Terminal) -> None:
+    """A terminal has one display at a time; what ends takes its line along."""
+    with waiting("The whole"):
+        with waiting("A [part]"):
+            progress = waiting_module._lines.progress
+            assert [task.description for task in progress.tasks] == ["The whole", "A [part]"]
+        assert [task.description for task in progress.tasks] == ["The whole"]
+        assert waiting_module._lines.progress is progress
+    assert waiting_module._lines.progress is None
+    assert "A [part]" in shown.getvalue(), "brackets are no markup"
+
+
+def test_a_wait_that_is_mostly_short_is_shown_when_it_is_long(shown: _Terminal) -> None:
+    with waiting("Soon over", after=60):
+        pass
+    assert shown.getvalue() == ""
+    with waiting("Not over", after=0.05):
+        until = time.perf_counter() + 10
+        while "Not over" not in shown.getvalue() and time.perf_counter() < until:
+            time.sleep(0.01)
+    assert "Not over" in shown.getvalue()
+
+
+def test_a_wait_that_an_error_ends_leaves_nothing(shown: _Terminal) -> None:
+    with pytest.raises(ZeroDivisionError), waiting("The whole"), waiting("A part", after=60):
+        raise ZeroDivisionError
+    assert waiting_module._lines.progress is None and not waiting_module._lines.tasks
+
+
+def test_a_long_trace_is_shown(shown: _Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.compile does before anything is compiled."""
+    texts: list[str] = []
+
+    @contextmanager
+    def noted(text: str, after: float = 0.0) -> Iterator[None]:
+        texts.append(f"{text}, after {after} s")
+        yield
+
+    monkeypatch.setattr("torch_max_backend.backend.waiting", noted)
+    torch.compile(lambda x: x.sin() + 1, backend="max_backend", options={"cache": False})(torch.ones(3))
+    assert texts[0] == "PyTorch traces a function, after 1.0 s"
+    assert texts[1].startswith("Lowering a graph of ") and texts[1].endswith("nodes, after 1.0 s")
 
 
 def job(store: Store, build: Callable[[], bytes]) -> LibraryJob:

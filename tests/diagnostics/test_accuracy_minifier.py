@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.debug_utils import AccuracyError
 from torch._dynamo.exc import BackendCompilerFailed
 
 from tests.diagnostics.verify.injection import inject
+from torch_max_backend.diagnostics.minifier import is_after_aot
 from torch_max_backend.loops.rules import registry
 from torch_max_backend.loops.rules.pointwise import pointwise
+from torch_max_backend.loops.tensor import Tensor
 
 pytestmark = pytest.mark.sampled
 
@@ -26,6 +30,7 @@ def three_times(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, torch.Tensor]:
     monkeypatch.setenv("TORCH_MAX_BACKEND_EXECUTOR", "auto")
     monkeypatch.setenv("TORCH_MAX_BACKEND_CACHE_DIR", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)  # torch copies files there, too
     monkeypatch.setattr(torch._dynamo.config, "debug_dir_root", str(tmp_path / "debug"))
     monkeypatch.setattr(torch._dynamo.config, "repro_level", 4)
     return torch.randn(4, 8), torch.randn(8, 8)
@@ -72,7 +77,6 @@ def test_the_launcher_finds_it_again_and_cuts_the_graph_down(
     monkeypatch.setattr(torch._dynamo.config, "repro_forward_only", True)
     monkeypatch.setenv("TORCHDYNAMO_DEBUG_DIR", str(tmp_path / "debug"))
     (launcher,) = (tmp_path / "debug").rglob("minifier_launcher.py")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(launcher)])
     runpy.run_path(str(launcher), run_name="__main__")
     (repro,) = tmp_path.rglob("repro.py")
@@ -80,11 +84,76 @@ def test_the_launcher_finds_it_again_and_cuts_the_graph_down(
     assert "torch.tanh(" in body and "relu" not in body and "@" not in body
 
 
-@pytest.mark.any_runner("torch calls no hook of a backend other than its own")
-def test_after_aot_it_looks_at_inductor_alone(
+def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """Run the launcher in this process, whose rule is wrong, and not in those of its own for each try."""
+    (launcher,) = (folder / "debug").rglob("minifier_launcher.py")
+    text = launcher.read_text()
+    assert (
+        "from torch_max_backend.frontend.after_aot import repro_with" in text
+        and "after_aot import run_repro" not in text
+    )
+    assert "'min_block_size': 1" in text, "options of the call"
+    monkeypatch.setattr(torch._dynamo.config, "repro_after", None)
+    monkeypatch.setenv("TORCHDYNAMO_DEBUG_DIR", str(folder / "debug"))
+    monkeypatch.setattr(sys, "argv", [str(launcher), *arguments])
+    runpy.run_path(str(launcher), run_name="__main__")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_after_aot_it_finds_a_wrong_op_and_cuts_the_graph_down(
+    inputs: tuple[torch.Tensor, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool
+) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "repro_after", "aot")
+    options = {"min_block_size": 1}
+    expected = three_times(*inputs)
+    compiled = torch.compile(three_times, backend="max_backend", options=options, dynamic=dynamic)
+    torch.testing.assert_close(compiled(*inputs), expected)
+    assert not list(tmp_path.rglob("minifier_launcher.py"))
+    torch._dynamo.reset()
+    inject(monkeypatch)
+    with pytest.raises(AccuracyError, match="Bad accuracy detected"):
+        torch.compile(three_times, backend="max_backend", options=options, dynamic=dynamic)(*inputs)
+    launched(tmp_path, monkeypatch, "minify", "--no-isolate")
+    repro = tmp_path / "repro.py"
+    body = repro.read_text().partition("class Repro")[2].partition("def load_args")[0]
+    assert re.findall(r"torch\.ops\.aten\.(\w+)", body) == ["tanh"]
+    monkeypatch.setattr(sys, "argv", [str(repro)])
+    with pytest.raises(AccuracyError):
+        runpy.run_path(str(repro), run_name="__main__")
+
+
+def test_after_aot_it_compares_backwards(
     inputs: tuple[torch.Tensor, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch._dynamo.config, "repro_after", "aot")
-    inject(monkeypatch)
-    torch.compile(three_times, backend="max_backend")(*inputs)
-    assert not list(tmp_path.rglob("minifier_launcher.py"))
+    wrong = torch.ops.aten.tanh_backward.default
+    monkeypatch.setitem(registry.rules(), wrong, lambda g, y: pointwise(lambda g, y: g * (1 - y), g, y))
+    compiled = torch.compile(three_times, backend="max_backend", options={"min_block_size": 1})
+    result = compiled(*(x.requires_grad_() for x in inputs))
+    with pytest.raises(AccuracyError):
+        result.sum().backward()
+    launched(tmp_path, monkeypatch, "minify", "--no-isolate")
+    assert "tanh_backward" in (tmp_path / "repro.py").read_text().partition("class Repro")[2]
+
+
+def test_after_aot_a_region_that_does_not_compile_is_written_down(
+    inputs: tuple[torch.Tensor, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Level 2 is about errors, which ``fallback`` must not hide."""
+    monkeypatch.setattr(torch._dynamo.config, "repro_after", "aot")
+    monkeypatch.setattr(torch._dynamo.config, "repro_level", 2)
+
+    def broken(self: Tensor) -> Tensor:
+        raise ZeroDivisionError("a rule is broken")
+
+    inject(monkeypatch, broken)
+    options = {"min_block_size": 1, "fallback": "error"}
+    with pytest.raises(BackendCompilerFailed, match="a rule is broken"):
+        torch.compile(three_times, backend="max_backend", options=options)(*inputs)
+    launched(tmp_path, monkeypatch, "minify", "--no-isolate")
+    assert "aten.tanh" in (tmp_path / "repro.py").read_text()
+
+
+@pytest.mark.any_runner("nothing is compared")
+def test_nothing_is_compared_unless_it_is_asked_for() -> None:
+    assert not is_after_aot()

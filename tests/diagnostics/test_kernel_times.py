@@ -162,3 +162,13 @@ def test_kernels_are_inside_the_module_that_they_belong_to() -> None:
     assert any("cumsum" in name for name in inside["program0"]), "no module of the user's has it"
     rows = kernel_times(profile).rows
     assert not any("module" in row.name for row in rows)
+
+
+def test_what_a_pass_makes_is_in_the_module_of_what_it_replaces(written: Programs) -> None:
+    """Softmaxes and norms are written anew before forward and backward are cut."""
+    for last in (nn.Softmax(-1), nn.LayerNorm(48)):
+        torch._dynamo.reset()
+        compiled(nn.Sequential(nn.Linear(48, 48), last), profile=True)(X).sum().backward()
+    for program in written:
+        kernels = [line for line in program.spec.source.splitlines() if "profiler_range('kernel" in line]
+        assert kernels and all(line.strip().startswith("with module_range('") for line in kernels)

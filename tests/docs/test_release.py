@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,21 @@ pytestmark = pytest.mark.any_runner("files, and what is imported")
 
 
 def test_the_changelog_has_the_version() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == "Unreleased" or headings[0] == version
-    assert version in headings, "the release workflow looks for this heading"
+    assert headings[0] == "Unreleased" or headings[0] == own
+    assert own in headings, "the release workflow looks for this heading"
+
+
+def test_versions_that_are_tried_are_the_oldest_and_the_newest() -> None:
+    """With the torchvision that is installed beside the newest; one that does not exist ends ``.ci/versions``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (pairs,) = re.findall(r"TORCHES:-(.+?)\}", (ROOT / ".ci/versions").read_text())
+    oldest, newest = (pair.split(":") for pair in pairs.split())
+    assert f"torch>={oldest[0].removesuffix('.0')}" in project["project"]["dependencies"]
+    assert f"torch=={newest[0]}" in project["tool"]["uv"]["constraint-dependencies"]
+    if version("torch").partition("+")[0] == newest[0]:
+        assert version("torchvision").startswith(f"{newest[1]}.")
 
 
 def test_the_workflow() -> None:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_max_backend.capture.attention_masks import HIDING, LARGEST_MASK
 from torch_max_backend.capture.constant_folding import constant_nodes, evaluate
 from torch_max_backend.capture.fake_tensors import symbols_of, tensor_of, value_of
-from torch_max_backend.capture.fx_nodes import call_node
+from torch_max_backend.capture.fx_nodes import call_node, source_of
 from torch_max_backend.capture.user_controlled_ops import is_taken
 from torch_max_backend.capture.view_ops import ALIASES, EXPANDS, PERMUTES, RESHAPES
 
@@ -290,7 +290,7 @@ def _replace(gm: fx.GraphModule, attention: Attention) -> None:
         like = tensor_of(result)
         with like.fake_mode:
             wide = like.new_empty((batch, like.shape[1], heads, tensor_of(value).shape[-1])).transpose(1, 2)
-        called.meta.update(val=wide, stack_trace=result.meta.get("stack_trace"))
+        called.meta.update(val=wide, **source_of(result))
         empty = _empty_rows(gm, attention, lead, rows)
         if empty is not None:
             called = call_node(gm, aten.masked_fill.Scalar, (called, empty, math.nan), result)

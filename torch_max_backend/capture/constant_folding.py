@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_max_backend.aten_functions.registry import aten_functions
 from torch_max_backend.base.target import elsewhere, fake_like
 from torch_max_backend.capture.fake_tensors import is_plain, order_of, storage_key, symbols_of, tensors_of, value_of
-from torch_max_backend.capture.fx_nodes import map_nodes
+from torch_max_backend.capture.fx_nodes import map_nodes, source_of
 
 aten = torch.ops.aten
 log = logging.getLogger("torch_max_backend")
@@ -58,7 +58,7 @@ def fold_constants(gm: fx.GraphModule) -> None:
         with _disable_current_modes(), gm.graph.inserting_before(node):
             device = tensors_of(value_of(node))[0].device
             folded = _fill(gm, value, device) or _attribute(gm, f"_folded_{node.name}", value, device)
-        folded.meta.update(val=value_of(node), stack_trace=node.meta.get("stack_trace"))
+        folded.meta.update(val=value_of(node), **source_of(node))
         node.replace_all_uses_with(folded)
     gm.graph.eliminate_dead_code(lambda n: n not in constants)
 

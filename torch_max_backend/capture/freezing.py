@@ -15,7 +15,7 @@ from torch import fx
 
 from torch_max_backend.capture.constant_folding import is_fill, may_run_apart
 from torch_max_backend.capture.fake_tensors import hint, order_of, storage_key, tensor_of, tensors_of, value_of
-from torch_max_backend.capture.fx_nodes import map_nodes
+from torch_max_backend.capture.fx_nodes import map_nodes, source_of
 from torch_max_backend.capture.joint_graph import SAVED_FROM
 from torch_max_backend.capture.packed_weights import is_packing, pack_weights
 from torch_max_backend.runtime.frozen import Frozen, Step, Steps, Value
@@ -78,7 +78,7 @@ def _hoist(gm: fx.GraphModule, fixed: set[fx.Node], memory: set[int | None]) -> 
     for k, old in enumerate(wanted):
         with gm.graph.inserting_before(old):
             new = gm.graph.call_function(operator.getitem, (node, k))
-        new.meta.update(val=value_of(old), stack_trace=old.meta.get("stack_trace"))
+        new.meta.update(val=value_of(old), **source_of(old))
         new.meta[OPAQUE] = is_packing(old)
         old.replace_all_uses_with(new, lambda user: user not in fixed)
     gm.graph.eliminate_dead_code()

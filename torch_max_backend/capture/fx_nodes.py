@@ -28,12 +28,20 @@ def map_nodes(arg: Any, function: Callable[[fx.Node], Any]) -> Any:
     return arg
 
 
+def source_of(node: fx.Node) -> dict[str, Any]:
+    """What a node's ``meta`` tells of where it comes from: the user's line and modules."""
+    return {key: node.meta[key] for key in _SOURCE if key in node.meta}
+
+
+_SOURCE = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
+
+
 def call_node(gm: fx.GraphModule, op: Any, args: tuple[Any, ...], origin: fx.Node, **kwargs: Any) -> fx.Node:
     """A new node. Its value is a new fake tensor: values that share memory count as views of each other."""
     node = gm.graph.call_function(op, args, kwargs)
     values = fx.node.map_arg(args, value_of)
     with tensor_of(origin).fake_mode:
-        node.meta.update(val=op(*values, **kwargs), stack_trace=origin.meta.get("stack_trace"))
+        node.meta.update(val=op(*values, **kwargs), **source_of(origin))
     return node
 
 

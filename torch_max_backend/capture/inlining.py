@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.capture.decompositions import decomposition_table
 from torch_max_backend.capture.fake_tensors import order_of, tensors_of, value_of
-from torch_max_backend.capture.fx_nodes import is_getitem, map_nodes
+from torch_max_backend.capture.fx_nodes import is_getitem, map_nodes, source_of
 from torch_max_backend.capture.user_controlled_ops import names_for_torch
 
 NOT_INLINED = "torch_max_backend_not_inlined"
@@ -74,7 +74,7 @@ def inline(
                 copies[inner].meta.update(inner.meta)
             elif inner.op == "call_function":
                 copies[inner] = gm.graph.node_copy(inner, copies.__getitem__)
-                copies[inner].meta["stack_trace"] = node.meta.get("stack_trace")
+                copies[inner].meta.update({"stack_trace": None, **source_of(node)})
     _hand_over(gm, node, map_nodes(traced.graph.output_node().args[0], copies.__getitem__))
 
 

@@ -14,6 +14,7 @@ from torch import fx
 
 from torch_max_backend.capture import onednn_products
 from torch_max_backend.capture.fake_tensors import hint, symbols_of, tensor_of
+from torch_max_backend.capture.fx_nodes import source_of
 from torch_max_backend.capture.user_controlled_ops import is_taken
 
 aten, onednn, mkl = torch.ops.aten, torch.ops.mkldnn, torch.ops.mkl
@@ -135,5 +136,5 @@ def _packing(gm: fx.GraphModule, op: Any, arguments: tuple[Any, ...], weight: fx
 def _called(gm: fx.GraphModule, op: Any, arguments: tuple[Any, ...], value: torch.Tensor, origin: fx.Node) -> fx.Node:
     """A new node, with the value that its result is promised to be like."""
     node = gm.graph.call_function(op, arguments)
-    node.meta.update(val=value, stack_trace=origin.meta.get("stack_trace"))
+    node.meta.update(val=value, **source_of(origin))
     return node

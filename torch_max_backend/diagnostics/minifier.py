@@ -1,4 +1,7 @@
-"""What PyTorch's accuracy minifier wants of a compiled function, under ``TORCHDYNAMO_REPRO_AFTER=dynamo``."""
+"""What PyTorch's accuracy minifier wants of a compiled function, under ``TORCHDYNAMO_REPRO_AFTER=dynamo``.
+
+:mod:`torch_max_backend.frontend.after_aot` is about ``TORCHDYNAMO_REPRO_AFTER=aot``.
+"""
 
 from __future__ import annotations
 
@@ -32,3 +35,8 @@ def backward_for_minifier() -> AbstractContextManager[Any]:
     if torch._dynamo.config.repro_after != "dynamo" or not has_choice:
         return nullcontext()
     return torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
+
+
+def is_after_aot() -> bool:
+    """Whether the minifier looks at the graphs that AOTAutograd makes."""
+    return torch._dynamo.config.repro_after == "aot"

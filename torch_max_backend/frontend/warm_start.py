@@ -24,6 +24,7 @@ from torch_max_backend.base.errors import EnvironmentUnsupportedError
 from torch_max_backend.base.target import elsewhere
 from torch_max_backend.base.torch_logs import needs_traces
 from torch_max_backend.capture import onednn_products
+from torch_max_backend.diagnostics.minifier import is_after_aot
 from torch_max_backend.frontend.cache_key import light_cache_key
 from torch_max_backend.options import Options
 
@@ -115,6 +116,8 @@ def reason_against(options: Options) -> str:
         return "the option cache is off"
     if options.verify:
         return "the option verify is on, which needs the graph"
+    if is_after_aot():
+        return "the minifier is on, which needs the graph"
     if _missing:
         return f"this version of torch lacks {', '.join(_missing)}"
     if elsewhere() is not None:

@@ -1,8 +1,9 @@
-"""Ranges that ``torch.profiler`` shows, for what runs with the option ``profile``."""
+"""Ranges that ``torch.profiler`` and NVIDIA's tools show, for what runs with the option ``profile``."""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,9 +16,35 @@ MODULE = "module"
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r" \[([\d.]+) (\w+)\]$")
 
-_Range: Any = torch.profiler.record_function
+_Recorded: Any = torch.profiler.record_function
 if hasattr(torch._C._profiler, "_RecordFunctionFast"):  # private, and a tenth of the time
-    _Range = torch._C._profiler._RecordFunctionFast
+    _Recorded = torch._C._profiler._RecordFunctionFast
+
+
+class RangeOfBoth:
+    """A range of PyTorch's profiler and of NVTX, unless PyTorch makes one of the other, as in ``emit_nvtx``."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.recorded, self.is_pushed = name, _Recorded(name), False
+
+    def __enter__(self) -> None:
+        self.is_pushed = torch._C._autograd._profiler_type() != torch._C._profiler.ActiveProfilerType.NVTX
+        if self.is_pushed:
+            torch.cuda.nvtx.range_push(self.name)
+        self.recorded.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.recorded.__exit__(*error)
+        if self.is_pushed:
+            torch.cuda.nvtx.range_pop()
+
+
+def is_watched() -> bool:
+    """Whether a tool reads the NVTX ranges of this process: it names its library, as Nsight's tools do."""
+    return "NVTX_INJECTION64_PATH" in os.environ and hasattr(torch._C, "_nvtx")
+
+
+_Range: Any = RangeOfBoth if is_watched() else _Recorded
 
 
 def profiler_range(name: str, moved: int | None = None) -> AbstractContextManager[Any]:

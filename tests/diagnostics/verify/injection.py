@@ -39,4 +39,5 @@ def inject(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Tensor] = wrong_
 
 if __name__ == "__main__":  # python -m tests.diagnostics.verify.injection program.py: run it with the wrong rule
     registry.rules()[aten.tanh.default] = wrong_tanh
-    runpy.run_path(sys.argv[1], run_name="__main__")
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")

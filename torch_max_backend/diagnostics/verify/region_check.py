@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from torch_max_backend.base.errors import VerifyError
+from torch_max_backend.base.waiting import waiting
 from torch_max_backend.capture.fake_tensors import user_line
 from torch_max_backend.diagnostics.verify.collect import CheckedRegion, note
 from torch_max_backend.diagnostics.verify.fault import fault_of
@@ -114,11 +115,12 @@ class ComparedRegion:
         lines = [f"{told}: {difference}"]
         path = None
         try:
-            smallest = smallest_wrong_part(self.gm, given, suspects, compiled)
+            with waiting("Looking for the op that is wrong"):
+                smallest = smallest_wrong_part(self.gm, given, suspects, compiled)
+                fault = fault_of(smallest, compiled) if smallest is not None else ""
             if smallest is not None:
                 node = smallest.node
                 lines.insert(0, self._first_wrong(smallest))
-                fault = fault_of(smallest, compiled)
                 lines += [fault.replace("\n", "\n    ")] if fault else []
                 path = write_repro(self.folder, smallest, compiled, _story(smallest))
         except Exception as error:  # the search compiles and runs; what was found already must be told all the same

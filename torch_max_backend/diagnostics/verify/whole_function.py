@@ -106,6 +106,13 @@ def verify(make: Callable[..., Any], device: str = "cpu", training: bool = False
     return Verified(tuple(regions), wrong, len(eager), told, stage)
 
 
+def run_once(make: Callable[..., Any], device: str, training: bool) -> None:
+    """Compile what ``make`` gives, and call it, with the options that the environment has."""
+    torch._dynamo.reset()
+    call = _Call(*_moved(model_and_arguments(make(*_device(make, device))), device), training)
+    call.outcome("max_backend", {"compile": "wait"}, told=True)
+
+
 def _device(make: Callable[..., Any], device: str) -> tuple[str, ...]:
     return (device,) if inspect.signature(make).parameters else ()
 
@@ -131,9 +138,9 @@ class _Call:
     kwargs: dict[str, Any]
     training: bool
 
-    def outcome(self, backend: str = "", options: dict[str, Any] | None = None) -> Outcome:
-        """What a call of copies gives; eagerly without a backend."""
-        return _outcome(*copy.deepcopy((self.fn, self.args, self.kwargs)), self.training, backend, options)
+    def outcome(self, backend: str = "", options: dict[str, Any] | None = None, told: bool = False) -> Outcome:
+        """What a call of copies gives; eagerly without a backend. ``told`` lets warnings out."""
+        return _outcome(*copy.deepcopy((self.fn, self.args, self.kwargs)), self.training, backend, options, told)
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Outcome:
         """What a call of copies gives in eager, whose floating-point tensors are changed before."""
@@ -150,12 +157,19 @@ class _Call:
 
 
 def _outcome(
-    fn: Any, args: Any, kwargs: Any, training: bool, backend: str = "", options: dict[str, Any] | None = None
+    fn: Any,
+    args: Any,
+    kwargs: Any,
+    training: bool,
+    backend: str = "",
+    options: dict[str, Any] | None = None,
+    told: bool = False,
 ) -> Outcome:
     torch.manual_seed(0)
     called = torch.compile(fn, backend=backend, options=options) if backend else fn
     with warnings.catch_warnings(), nullcontext() if training else torch.no_grad():
-        warnings.simplefilter("ignore")  # what torch runs is no difference
+        if not told:
+            warnings.simplefilter("ignore")  # what torch runs is no difference
         results = [x for x in pytree.tree_leaves(called(*args, **kwargs)) if isinstance(x, torch.Tensor)]
         wanted = [x for x in results if x.requires_grad]
         if training and wanted:
