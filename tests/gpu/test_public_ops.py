@@ -12,6 +12,8 @@ from tests.ops.test_mojo_op import made
 from tests.ops.test_results import check
 from tests.ops.test_structures import kabsch, pairs
 from torch_max_backend import ops, reports
+from torch_max_backend.ops.declaration import declaration_of
+from torch_max_backend.ops.eager_call import EagerCall
 from torch_max_backend.ops.structures import best_rotation
 
 
@@ -22,14 +24,13 @@ def test_results_and_gradients(case: OpCase, dtype: torch.dtype) -> None:
 
 
 def test_a_size_that_varies_becomes_symbolic() -> None:
-    """The first sizes are numbers, those that differ in a later call are not, and a third size compiles nothing."""
-    weight = torch.randn(264, device="cuda")
-    known = len(reports())
-    for rows, compiles in ((40, 1), (56, 2), (72, 2), (40, 2)):
-        x = torch.randn(rows, 264, device="cuda")
-        expected = torch.nn.functional.rms_norm(x, (264,), weight, 1e-6)
-        torch.testing.assert_close(ops.rms_norm(x, weight), expected)
-        assert len(reports()) - known == compiles, rows
+    """The first sizes are numbers, a batch that differs in a later call is not, and a third one compiles nothing."""
+    call, known = EagerCall(declaration_of("rms_norm")), len(reports())
+    for rows, width, compiles in ((40, 264, 1), (56, 264, 2), (72, 264, 2), (40, 264, 2), (72, 520, 3), (80, 520, 3)):
+        x, weight = torch.randn(rows, width, device="cuda"), torch.randn(width, device="cuda")
+        expected = torch.nn.functional.rms_norm(x, (width,), weight, 1e-6)
+        torch.testing.assert_close(call(x, weight, 1e-6), expected)
+        assert len(reports()) - known == compiles, (rows, width)
 
 
 def test_structures() -> None:

@@ -14,7 +14,7 @@ from torch_max_backend import compile_together, ops, reports
 from torch_max_backend.base.errors import RegistrationError
 from torch_max_backend.ops.declaration import ROUNDED_ONCE, declaration_of
 from torch_max_backend.ops.define import public_op
-from torch_max_backend.ops.eager_call import EagerCall
+from torch_max_backend.ops.eager_call import EagerCall, Layout, SeenSizes, Signature, with_fixed
 from torch_max_backend.options import resolve
 
 
@@ -92,6 +92,37 @@ def test_shapes_share_a_program() -> None:
 def test_sizes_of_one_and_short_ones(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     torch.testing.assert_close(ops.softmax_online(x), torch.softmax(x, -1))
+
+
+@pytest.mark.any_runner("nothing is computed")
+def test_sizes_are_numbers_until_they_vary() -> None:
+    """On a GPU: of a batch after two calls that differ in nothing else, of rows' lengths after many."""
+    layout = Layout(torch.float32, torch.device("cuda", 0), ((1, "batch0"), (1, "n")), (1, 0), (1, None), (False, True))
+    signature = Signature((layout, None), (1e-6,))
+    seen = SeenSizes(signature)
+    fixed = []
+    for batch, n in ((40, 64), (50, 96), (50, 128), (60, 128)):
+        values = {"batch0": batch, "n": n}
+        seen.note(values)
+        fixed.append(with_fixed(signature, values, seen.varying))
+    sizes = [(found.layouts[0].sizes, values) for found, values in fixed if found.layouts[0]]
+    assert sizes[:3] == [(((40, ""), (64, "")), {}), (((50, ""), (96, "")), {}), (((50, ""), (128, "")), {})]
+    assert sizes[3] == (((1, "batch0"), (128, "")), {"batch0": 60})
+    for n in range(200, 208):
+        seen.note({"batch0": n, "n": n})
+    assert with_fixed(signature, {"batch0": 5, "n": 6}, seen.varying) == (signature, {"batch0": 5, "n": 6})
+
+
+@pytest.mark.any_runner("nothing is computed")
+def test_strides_are_numbers_until_they_vary() -> None:
+    layout = Layout(torch.float32, torch.device("cuda", 0), ((1, "m"), (2, "n")), (1, 0), (1, None), (False, False))
+    signature, values = Signature((layout,), ()), {"m": 40, "n": 50, "stride 2": 128}
+    found, left = with_fixed(signature, values, {"m"})
+    assert found.layouts[0] is not None and left == {"m": 40}
+    assert (found.layouts[0].sizes, found.layouts[0].strides) == (((1, "m"), (100, "")), (1, 128))
+    found, left = with_fixed(signature, values, {"stride 2"})
+    assert found.layouts[0] is not None and left == {"stride 2": 128}
+    assert (found.layouts[0].sizes, found.layouts[0].strides) == (((40, ""), (100, "")), (1, None))
 
 
 @pytest.mark.any_runner("nothing is computed")

@@ -2,9 +2,8 @@
 
 On a CPU a program has symbolic sizes and strides. Two calls share one where dtypes, the order in memory and what is 1,
 short or long agree, so a new batch size compiles nothing. On a GPU, where kernels for known sizes are up to several
-times as fast, a program is for the sizes of the first call; those that are others in a later call are symbolic from
-then on, as Dynamo does it. Leading dimensions that lie one after the other in memory in every argument are one
-dimension for a program.
+times as fast, sizes are numbers until they are seen to vary. Leading dimensions that lie one after the other in memory
+in every argument are one dimension for a program.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ SHORT = 32
 """Sizes below this count as short: a program for them may put them in one vector, or give none to a thread."""
 STRIDE = "stride "
 """What names of strides begin with that do not follow from sizes."""
+SEEN_MOST = 8
+"""Sets of sizes on a GPU that have programs of their own, whatever differs between them."""
 MOST_KEPT = 4096
 """Shapes that an op remembers what to do for."""
 
@@ -103,6 +104,31 @@ def with_fixed(signature: Signature, values: dict[str, int], varying: Set[str]) 
     return Signature(layouts, signature.others), {name: n for name, n in values.items() if name in varying}
 
 
+class SeenSizes:
+    """Which sizes of one signature vary from call to call.
+
+    A size does if two calls differ in it alone, as in their batch, unless memory runs along it: rows of other lengths
+    are other layers, whose kernels should know them. After ``SEEN_MOST`` different calls all do that ever differed.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        layouts = [layout for layout in signature.layouts if layout is not None]
+        self.lengths = {layout.sizes[layout.order[0]][1] for layout in layouts if layout.order}
+        self.calls: list[dict[str, int]] = []
+        self.varying: set[str] = set()
+
+    def note(self, values: dict[str, int]) -> None:
+        """Note the sizes of a call."""
+        if values in self.calls:
+            return
+        for other in self.calls:
+            differ = {name for name, n in values.items() if other[name] != n}
+            if len(self.calls) >= SEEN_MOST or (len(differ) == 1 and not differ & self.lengths):
+                self.varying |= differ
+        if len(self.calls) < SEEN_MOST:
+            self.calls.append(values)
+
+
 class EagerCall:
     """The kernel of one op."""
 
@@ -110,8 +136,7 @@ class EagerCall:
         self.declaration = declaration
         self.calls: dict[Any, Call] = {}
         self.programs: dict[Signature, list[OpProgram]] = {}
-        self.first: dict[Signature, dict[str, int]] = {}
-        self.varying: dict[Signature, set[str]] = {}
+        self.seen: dict[Signature, SeenSizes] = {}
         self.lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
@@ -171,7 +196,9 @@ class EagerCall:
         """The program of a signature, for these sizes; nothing while compiles are put off."""
         with self.lock:
             if any(layout is not None and layout.device.type != "cpu" for layout in signature.layouts):
-                signature, values = self._for_these_sizes(signature, values)
+                seen = self.seen.setdefault(signature, SeenSizes(signature))
+                seen.note(values)
+                signature, values = with_fixed(signature, values, seen.varying)
             known = self.programs.setdefault(signature, [])
             program = next((p for p in known if p.holds(values)), None)
             if program is None:
@@ -180,13 +207,6 @@ class EagerCall:
                     return None
                 known.append(program)
         return functools.partial(program.call, *(values[name] for name in program.names))
-
-    def _for_these_sizes(self, signature: Signature, values: dict[str, int]) -> tuple[Signature, dict[str, int]]:
-        """The signature with the sizes as numbers that have been the same in all calls so far."""
-        first = self.first.setdefault(signature, values)
-        varying = self.varying.setdefault(signature, set())
-        varying.update(name for name, n in values.items() if first[name] != n)
-        return with_fixed(signature, values, varying)
 
     def _new_program(self, signature: Signature, values: dict[str, int], args: tuple[Any, ...]) -> OpProgram | None:
         options = resolve({"executor": "auto", "compile": "wait", "fallback": "error"}, None)
