@@ -30,7 +30,7 @@ def text_of(x: torch.Tensor, y: torch.Tensor, machine: Machine) -> str:
     ids=["across", "along", "seldom"],
 )
 def test_what_is_turned(images: int, rows: torch.Tensor, is_turned: bool) -> None:
-    x = torch.zeros(1).expand(images, 600, 600)
+    x = torch.zeros(images, 600, 600)
     assert x.numel() >= turned.LEAST
     assert ("_turned0" in text_of(x, rows.t(), GPU)) is is_turned
     assert ("_turned0" in text_of(x, rows.t(), CPU)) is is_turned

@@ -24,9 +24,12 @@ from torch_max_backend.loops.expr import (
     walk,
 )
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Product, Var, product
+from torch_max_backend.schedule.nest import EVERY
 
 Value = tuple[str, int]
 """The text of a value, and its number of lanes."""
+FEWEST = 4
+"""Lanes, at least, that are picked from whole vectors."""
 
 
 class ExpressionWriter:
@@ -35,6 +38,9 @@ class ExpressionWriter:
     The attributes say where it is. Whoever writes loops sets ``place`` and the vector, and takes them back. What is
     computed in a block has a name there, and is not computed again inside it.
     """
+
+    picks_lanes = False
+    """Whether elements in short steps are picked from whole vectors."""
 
     def __init__(self, tensors: Sequence[str], slots: Mapping[str, Slot]) -> None:
         self.tensors, self.slots = list(tensors), slots
@@ -172,6 +178,10 @@ class ExpressionWriter:
         if step == 1:
             load = self._whole("load", address)
             return self._new("x", f"{load}[{self.lanes}]({pointer}, {self._index(address)})", self.lanes)
+        if self.picks_lanes and not self.masked and self.lanes >= FEWEST and step in EVERY:
+            width = self.lanes if step == 2 else 2 * self.lanes
+            where = f"{step}, {width}, {(self.lanes - 1) * int(step) + 1 - width}, {self.lanes}"
+            return self._new("x", f"load_every[{where}]({pointer}, {self._index(address)})", self.lanes)
         masked = ("_masked", f", {self.masked}") if self.masked else ("", "")
         text = f"load_strided{masked[0]}[{self.lanes}]({pointer}, {self._index(address)}, {step}{masked[1]})"
         return self._new("x", text, self.lanes)

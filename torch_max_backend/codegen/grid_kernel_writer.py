@@ -72,6 +72,7 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
     """
 
     adds_products = False
+    picks_lanes = False
     turns = False
     one_more = COMBINE
     scaled_by = SCALED_NEARLY

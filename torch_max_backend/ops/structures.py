@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,17 @@ _TOLERANCE = Tolerance(16, 2, 2, 16, "three squares and a root, rounded once")
 _OF_SUMS = Tolerance(64, 4, 4, 1024, "the mean of squares over all points; the rotation is float64's, with its error")
 
 
-def _apart(x: torch.Tensor) -> torch.Tensor:
-    """Differences of all pairs: [..., n, n, 3]."""
-    wide = as_wide(x)
-    return wide.unsqueeze(-2) - wide.unsqueeze(-3)
+def _total(terms: Iterable[torch.Tensor]) -> torch.Tensor:
+    return functools.reduce(operator.add, terms)
+
+
+def _apart(x: torch.Tensor) -> list[torch.Tensor]:
+    """Differences of all pairs in each coordinate, each [..., n, n]."""
+    return [c.unsqueeze(-1) - c.unsqueeze(-2) for c in as_wide(x).unbind(-1)]
+
+
+def _squares(apart: Sequence[torch.Tensor]) -> torch.Tensor:
+    return _total(d.square() for d in apart)
 
 
 def _root(square: torch.Tensor) -> torch.Tensor:
@@ -65,22 +74,21 @@ def pairwise_distance(points: torch.Tensor) -> torch.Tensor:
     Returns:
         [..., n, n], in the unit of the points.
     """
-    return _root(_apart(points).square().sum(-1)).to(points.dtype)
+    return _root(_squares(_apart(points))).to(points.dtype)
 
 
 @gradient_of("pairwise_distance")
 def _pairwise_distance_backward(grad: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor]:
     apart, slope = _apart(points), as_wide(grad)
-    distance = apart.square().sum(-1).sqrt()
-    share = (slope + slope.transpose(-1, -2)) * _inverse(distance)
-    return ((share.unsqueeze(-1) * apart).sum(-2).to(points.dtype),)
+    share = (slope + slope.transpose(-1, -2)) * _inverse(_squares(apart).sqrt())
+    return (torch.stack([(share * d).sum(-1) for d in apart], -1).to(points.dtype),)
 
 
 _BITS = 2 ** torch.arange(8, dtype=torch.uint8)
 
 
 def _is_near(points: torch.Tensor, cutoff: float) -> torch.Tensor:
-    return _apart(points).square().sum(-1) < cutoff * cutoff
+    return _squares(_apart(points)) < cutoff * cutoff
 
 
 def _check_cutoff(op: str, cutoff: float) -> None:
@@ -179,7 +187,12 @@ def rmsd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     Returns:
         [...], in the unit of the points.
     """
-    return _root((as_wide(a) - as_wide(b)).square().sum(-1).mean(-1)).to(a.dtype)
+    return _root(_mean_square(as_wide(a) - as_wide(b))).to(a.dtype)
+
+
+def _mean_square(apart: torch.Tensor) -> torch.Tensor:
+    """The mean of squared distances: a sum over all coordinates, as they lie in memory."""
+    return apart.square().sum((-2, -1)) / apart.shape[-2]
 
 
 @gradient_of("rmsd")
@@ -190,7 +203,7 @@ def _rmsd_backward(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tupl
 
 
 def _share_of_points(slope: torch.Tensor, apart: torch.Tensor) -> torch.Tensor:
-    deviation = apart.square().sum(-1).mean(-1).sqrt()
+    deviation = _mean_square(apart).sqrt()
     return (slope * _inverse(deviation) / apart.shape[-2]).unsqueeze(-1).unsqueeze(-1)
 
 
@@ -199,9 +212,12 @@ Columns = tuple[torch.Tensor, ...]
 
 
 def _columns(x: torch.Tensor) -> Columns:
-    """Coordinates in float64, relative to the first point, so that none is large against the structure."""
-    wide = x.double()
-    return (wide - wide[..., :1, :]).unbind(-1)
+    """Coordinates in float64; of float64 relative to the first point, so that none is large against the structure.
+
+    Others have fewer digits than are lost if they are large.
+    """
+    wide = x - x[..., :1, :] if x.dtype == torch.float64 else x.double()
+    return wide.unbind(-1)
 
 
 def _covariance(a: Columns, b: Columns) -> list[list[torch.Tensor]]:
@@ -329,13 +345,13 @@ def _between(own: Columns, other: Columns, turn: torch.Tensor) -> Columns:
     left = []
     for j, y in enumerate(other):
         factors = [turn[..., i, j] for i in range(3)]
-        moved = y.mean(-1) - sum(x.mean(-1) * f for x, f in zip(own, factors))
-        left.append(sum(x * f.unsqueeze(-1) for x, f in zip(own, factors)) - y + moved.unsqueeze(-1))
+        moved = y.mean(-1) - _total(x.mean(-1) * f for x, f in zip(own, factors))
+        left.append(_total(x * f.unsqueeze(-1) for x, f in zip(own, factors)) - y + moved.unsqueeze(-1))
     return tuple(left)
 
 
 def _deviation(left: Columns) -> torch.Tensor:
-    return _root(sum(d.square() for d in left).mean(-1))
+    return _root(_squares(left).mean(-1))
 
 
 @gradient_of("rmsd_aligned")
@@ -346,5 +362,5 @@ def _rmsd_aligned_backward(
     left = _between(_columns(a), _columns(b), turn)
     share = (grad_rmsd.double() * _inverse(_deviation(left)) / a.shape[-2]).unsqueeze(-1)
     found = [d * share for d in left]
-    back = [sum(d * turn[..., i, j].unsqueeze(-1) for j, d in enumerate(found)) for i in range(3)]
+    back = [_total(d * turn[..., i, j].unsqueeze(-1) for j, d in enumerate(found)) for i in range(3)]
     return torch.stack(back, -1).to(a.dtype), -torch.stack(found, -1).to(b.dtype)

@@ -73,9 +73,81 @@ def fuse(program: Program, layouts: Mapping[str, Layout], machine: Machine = CPU
         places[step.name] = place
         for name in sources:
             readers[name].append(place)
+    if machine.has_grid:
+        steps = _with_rows_together(steps, layouts, machine, {*written})
     return [s if isinstance(s, Call) else _kernel(s) for s in steps]
 
 
+# -- kernels of the same rows --------------------------------------------------------------------------------------
+def _with_rows_together(
+    steps: list[_Group | Call], layouts: Mapping[str, Layout], machine: Machine, written: Collection[str]
+) -> list[_Group | Call]:
+    """The steps, where two kernels of a grid that read the same rows are one if the second needs the first one's
+    results of its row alone. As of a layer norm's gradient, some of whose sums read nothing that the statistics do.
+
+    ``written`` are definitions that are written into inputs, and stay where they are.
+    """
+    home = {m.name: k for k, s in enumerate(steps) for m in ([] if isinstance(s, Call) else s.members)}
+    home |= {r.name: k for k, s in enumerate(steps) if isinstance(s, Call) for r in s.results if r}
+    found: list[_Group | Call | None] = list(steps)
+    for k, s in enumerate(steps):
+        if isinstance(s, Call) or any(m.name in written for m in s.members):
+            continue
+        sources = {home[n] for m in s.members for n in reads(m) if n in home} - {k}
+        first = found[max(sources)] if sources else None
+        both = _of_the_same_rows(first, s, layouts, machine) if isinstance(first, _Group) else None
+        if both is not None:
+            found[max(sources)], found[k] = both, None
+            home |= {m.name: max(sources) for m in s.members}
+    return [s for s in found if s is not None]
+
+
+def _of_the_same_rows(first: _Group, second: _Group, layouts: Mapping[str, Layout], machine: Machine) -> _Group | None:
+    """One kernel of two, if they reduce the same rows and read one of them both."""
+    names: dict[Var, Var] = {}
+    for m in second.members:
+        for v, mine in (_matched(first, m) or {}).items():
+            if names.setdefault(mine, v) != v:
+                return None
+    if not first.outer or {*names} != {*second.outer} or {*names.values()} != {*first.outer}:
+        return None
+    rows = [_rows_read(g) for g in (first, second)]
+    if not rows[0] & rows[1] or any(not any(m.reduced for m in g.members) for g in (first, second)):
+        return None
+    both = _Group([*first.outer], [*first.members])
+    for m in (renamed(m, names) for m in second.members):
+        if not {m.name for m in both.members}.isdisjoint(reads(m)):
+            if not _join(both, m, layouts, machine):
+                return None
+        elif (
+            isinstance(m.how, Reduction) and _reduces_as(both, m) and not _turns(both, m, both.outer, layouts, machine)
+        ):
+            both.members.append(m)
+        else:
+            return None
+    return both if both.outer == first.outer else None
+
+
+def _rows_read(group: _Group) -> set[str]:
+    """The tensors of which a kernel reads whole rows, another one for each outer index."""
+    found = set()
+    for m in group.members:
+        inner = {v for v in (*m.variables, *m.reduced) if v not in group.outer and v.size != 1}
+        for x in m.loads:
+            moving = {v for i in x.index for v in i.variables}
+            if moving & inner and moving >= {*group.outer}:
+                found.add(x.source)
+    return found
+
+
+def _reduces_as(group: _Group, d: Definition) -> bool:
+    """Whether a reduction has the loops of another one in a kernel, and no results beside one for each outer index."""
+    own = [v.size for v in d.reduced]
+    plain = all(v in group.outer or v.size == 1 for v in d.variables)
+    return plain and any([v.size for v in m.reduced] == own for m in group.members if isinstance(m.how, Reduction))
+
+
+# -- what joins a kernel -------------------------------------------------------------------------------------------
 def _join(group: _Group, d: Definition, layouts: Mapping[str, Layout], machine: Machine) -> bool:
     """Add ``d`` to a group if the two have outer variables in common; says whether it did."""
     if not _is_loop(d) or not all(_is_loop(m) for m in group.members):

@@ -18,6 +18,8 @@ from torch_max_backend.schedule.kernel import Kernel, Layout, Stage
 
 LANES = 16
 """Elements of a vector, whatever their dtype: the registers of a processor hold them as one or several."""
+EVERY = (2, 3, 4)
+"""Short steps in memory: a CPU reads whole vectors, and picks the elements."""
 HALF = 8
 """Lanes of a vector along a short loop that still reads blocks of memory and turns them."""
 ALONE, AGAIN = 8, 8

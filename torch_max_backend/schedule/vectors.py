@@ -13,6 +13,7 @@ from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Kernel, Layout
 from torch_max_backend.schedule.nest import (
+    EVERY,
     LANES,
     Nest,
     StageNest,
@@ -40,6 +41,8 @@ BLOCK = 16
 ONE_BY_ONE, STORE, CHAINED, MISS = 0.5, 1.5, 3.0, 2.0
 """Cycles: of an operation that is in no vector; of a store, against a load's 1; of waiting for the sum before; and of a
 line that is not near."""
+PICKED = 4.0
+"""Cycles of two vectors, and of picking elements in short steps from them."""
 FOUND = 80.0
 """Cycles of finding where the extreme of a vector's lanes is, behind a loop in vectors along what is searched."""
 PREFIX = 0.5
@@ -227,6 +230,8 @@ def _access(
         return (each if is_load and width >= GATHERED else 2 * each) + lines * MISS
     if along in (0, 1):
         return (along * width / 4 + 1) / LANES
+    if is_load and along in EVERY:
+        return PICKED / LANES + along * width / LINE * MISS
     return each + min(1.0, abs(along) * width / LINE) * MISS
 
 

@@ -54,6 +54,50 @@ def load_strided[w: Int, d: DType](p: Ptr[d], i: Int, step: Int) -> Vec[d, w]:
 
 
 @always_inline("nodebug")
+def load_every[step: Int, n: Int, last: Int, w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
+    """`w` elements, from the one at `i` on each `step`-th: lanes of two vectors of `n`, of which the second one begins
+    at `i + last` and ends with the last element, so that nothing behind it is read."""
+    comptime if is_bf16[d]():  # as words: see above
+        var a = load[n](as_words(p), i)
+        var b = load[n](as_words(p), i + last)
+        var x = every_from[(0 < w).__mlir_bool__(), (0 < n).__mlir_bool__(), 0, step, last](a, b, const[u16, w](0))
+        return bitcast[d](x)
+    else:
+        var a = load[n](p, i)
+        var b = load[n](p, i + last)
+        return every_from[(0 < w).__mlir_bool__(), (0 < n).__mlir_bool__(), 0, step, last](a, b, const[d, w](0))
+
+
+@always_inline("nodebug")
+def every_from[
+    more: __mlir_type.`!kgen.scalar<bool>`,
+    first: __mlir_type.`!kgen.scalar<bool>`,
+    k: Int,
+    step: Int,
+    last: Int,
+    d: DType,
+    n: Int,
+    w: Int,
+](a: Vec[d, n], b: Vec[d, n], r: Vec[d, w]) -> Vec[d, w]:
+    comptime if more:
+        var x = with_lane(r, k, lane_of[first, k * step, k * step - last](a, b))
+        return every_from[(k + 1 < w).__mlir_bool__(), (k * step + step < n).__mlir_bool__(), k + 1, step, last](a, b, x)
+    else:
+        return r
+
+
+@always_inline("nodebug")
+def lane_of[
+    first: __mlir_type.`!kgen.scalar<bool>`, j: Int, k: Int, d: DType, n: Int
+](a: Vec[d, n], b: Vec[d, n]) -> Vec[d, 1]:
+    """Lane `j` of the first vector, or lane `k` of the second one."""
+    comptime if first:
+        return lane_at(a, j)
+    else:
+        return lane_at(b, k)
+
+
+@always_inline("nodebug")
 def strided_from[
     more: __mlir_type.`!kgen.scalar<bool>`, k: Int, d: DType, w: Int
 ](p: Ptr[d], i: Int, step: Int, r: Vec[d, w]) -> Vec[d, w]:

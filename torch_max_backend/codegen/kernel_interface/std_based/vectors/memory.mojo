@@ -118,6 +118,12 @@ def load_strided[w: Int, d: DType](p: Ptr[d], i: Int, step: Int) -> Vec[d, w]:
 
 
 @always_inline("nodebug")
+def load_every[step: Int, n: Int, last: Int, w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
+    """`w` elements, from the one at `i` on each `step`-th."""
+    return load_strided[w](p, i, step)
+
+
+@always_inline("nodebug")
 def moved_up[k: Int, d: DType, w: Int](before: Vec[d, w], x: Vec[d, w]) -> Vec[d, w]:
     """Each lane `k` further up; the last ones of `before` take the places of the first."""
     var r = x
