@@ -99,7 +99,7 @@ def _compiled(gm: fx.GraphModule, backward: fx.GraphModule | None, options: Opti
                 compiled = compile_regions(rest, options, lambda: _begin_backward(backward, options))
             break
         except ProgramError as error:
-            if options.fallback == "error":
+            if options.fallback == "error" or cut.no_programs:
                 raise
             log.warning("%s\nMAX compiles the graph instead.", error)
             cut.no_programs = True

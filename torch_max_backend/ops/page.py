@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 
 import sympy
@@ -15,6 +16,10 @@ from torch_max_backend.ops.arguments import BATCH
 from torch_max_backend.ops.declaration import Declaration, Tolerance, declarations
 
 PAGE = Path("docs/public-ops.md")
+MEASURED = Path("benchmarks/records/public-ops.jsonl")
+"""What ``python -m benchmarks.public_ops --save`` has measured."""
+SHOWN = ("copy", "Inductor")
+"""What an op's time is compared with."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -41,6 +46,25 @@ def tolerances() -> str:
         shown = " | ".join(f"{tolerance.of(dtype) / torch.finfo(dtype).eps:.0f}" for dtype in DTYPES)
         of = "; roundings of the arguments' dtype" if tolerance.of_arguments else ""
         lines.append(f"| {', '.join(names)} | {shown} | {tolerance.reason}{of} |")
+    return "\n".join(lines)
+
+
+def shares() -> str:
+    """How fast the ops were measured to be, against a copy of as many bytes and Inductor, as a Markdown table."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for text in MEASURED.read_text(encoding="utf-8").splitlines():
+        row = json.loads(text)
+        where = f"{row.get('gpu', 'CPU').removeprefix('NVIDIA ')}, {row['dtype']}"
+        found.setdefault(row["op"], {})[where] = row["s"]
+    places = list(dict.fromkeys(place for rows in found.values() for place in rows))
+    heads = [f"{place}: {what}" for place in places for what in ("of a copy", "× Inductor")]
+    lines = [f"| op | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for op, rows in found.items():
+        cells = []
+        for place in places:
+            s = rows.get(place)
+            cells += [f"{s[other] / s['op']:.2f}" if s and s[other] * 4 > s["copy"] else "–" for other in SHOWN]
+        lines.append(f"| {op} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -72,7 +96,9 @@ def main(
 
 def with_tables(text: str) -> str:
     """A page with fresh tables."""
-    return replaced(replaced(text, "ops", table()), "tolerances", tolerances())
+    for name, made in (("ops", table()), ("tolerances", tolerances()), ("shares", shares())):
+        text = replaced(text, name, made)
+    return text
 
 
 if __name__ == "__main__":
