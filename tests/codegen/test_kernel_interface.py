@@ -185,6 +185,16 @@ def scattered(t: Table) abi("C"):
 
 
 @export
+def picked(t: Table) abi("C"):
+    var out = t.pointer[f32](1)
+    store(out, 0, load_every[2, 8, 7, 8](t.pointer[f32](0), 1))
+    store(out, 8, load_every[3, 16, 6, 8](t.pointer[f32](0), 1))
+    store(out, 16, load_every[4, 32, 29, 16](t.pointer[f32](0), 1))
+    store(t.pointer[bf16](3), 0, load_every[3, 32, 14, 16](t.pointer[bf16](2), 2))
+    store(t.pointer[boolean](5), 0, load_every[3, 32, 14, 16](t.pointer[boolean](4), 2))
+
+
+@export
 def backwards(t: Table) abi("C"):
     store(t.pointer[bf16](1), 0, load_reversed[16](t.pointer[bf16](0), 20))
     store(t.pointer[bf16](1), 16, load_reversed_masked[16](t.pointer[bf16](0), 2, t.int(4)))
@@ -614,6 +624,15 @@ def test_strided_and_scattered_memory(kernels: Kernels) -> None:
     first = a[1:17:4]
     assert torch.equal(out[40:48], torch.cat([first, first[-1:].expand(4)]))
     assert torch.equal(out[48:56:2], first) and not out[49:56:2].any() and not out[56:].any()
+
+
+def test_elements_in_short_steps(kernels: Kernels) -> None:
+    """The tensors end with the last element that is read."""
+    a, words, flags = torch.randn(62), torch.randn(48).bfloat16(), torch.arange(48) % 5 == 0
+    out, found, some = torch.zeros(32), torch.zeros(16).bfloat16(), torch.zeros(16, dtype=torch.bool)
+    kernels("picked", a, out, words, found, flags, some)
+    assert torch.equal(out, torch.cat([a[1:16:2], a[1:23:3], a[1::4]]))
+    assert torch.equal(found, words[2::3]) and torch.equal(some, flags[2::3])
 
 
 def test_memory_from_last_to_first(kernels: Kernels) -> None:
