@@ -13,9 +13,9 @@ import torch
 from tests.support.grid_emulator import emulated
 from tests.support.loop_programs import LoopProgram, random_program
 from torch_max_backend.base.digests import digest
+from torch_max_backend.base.target import architecture
 from torch_max_backend.codegen.program_writer import WrittenProgram
 from torch_max_backend.compile.cuda_build import build_cubin, build_launcher
-from torch_max_backend.compile.programs import architecture
 from torch_max_backend.runtime.grid_program import GridLibrary
 from torch_max_backend.schedule.machine import GPU, Machine
 

@@ -161,3 +161,14 @@ def fake_like(value: Any, device: Any) -> Any:
 
     with _fake_mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+
+
+def architecture(gpu: int) -> str:
+    """What compilers call a GPU here, or that of the machine that is compiled for: ``sm_90a``."""
+    machine = elsewhere()
+    if machine is not None:
+        return machine.arch
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(gpu)
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"

@@ -13,7 +13,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.base.errors import Unsupported
-from torch_max_backend.base.target import elsewhere
+from torch_max_backend.base.target import architecture, elsewhere
 from torch_max_backend.base.torch_logs import KERNELS, LOOPS, PERF_HINTS, SCHEDULE, show
 from torch_max_backend.capture.freezing import OPAQUE
 from torch_max_backend.codegen.grid_source import in_parts
@@ -123,15 +123,6 @@ def _for_gpu() -> None:
     """Raise ``Unsupported`` where kernels cannot be generated for the GPU."""
     if elsewhere() is None and torch.version.hip:
         raise Unsupported("kernels are generated for NVIDIA GPUs")
-
-
-def architecture(gpu: int) -> str:
-    """What compilers call a GPU's architecture, as ``sm_90a``."""
-    machine = elsewhere()
-    if machine is not None:
-        return machine.arch
-    major, minor = torch.cuda.get_device_capability(gpu)
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def _checked(region: Region) -> list[bool]:

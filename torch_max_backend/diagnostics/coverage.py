@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from torch_max_backend.base.errors import CoverageError, EnvironmentUnsupportedError
-from torch_max_backend.base.target import Machine, on_fake_tensors
+from torch_max_backend.base.target import Machine, architecture, on_fake_tensors
 from torch_max_backend.capture.fake_modules import conversion_of_fake_modules
 from torch_max_backend.diagnostics.dry_run import HOST, ISLAND, RUNNERS, GraphCoverage, NodeCoverage, dry_run
 
@@ -186,10 +186,7 @@ def _machine(device: str, training: bool = False) -> Iterator[FakeTensorMode]:
             f"the backward on {device} cannot be traced: torch asks the GPU itself, and there is none here. Leave "
             "training out, or look at it on the CPU"
         )
-    arch = ABSENT_GPU
-    if here:
-        major, minor = torch.cuda.get_device_capability()
-        arch = f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+    arch = architecture(torch.cuda.current_device()) if here else ABSENT_GPU
     with Machine.parse(device if ":" in device else f"{device}:{arch}").pretended() as mode:
         yield mode
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_max_backend.base.errors import CompileError
+from torch_max_backend.base.target import architecture
 from torch_max_backend.compile.cache.configured_store import store_for
 from torch_max_backend.compile.cuda_build import build_cubin
 from torch_max_backend.compile.mojo_build import build_shared_library
@@ -115,9 +116,7 @@ class MojoKernel:
             self.launches[dtype, gpu].launch(ctypes.addressof(table), stream)
 
     def _on_gpu(self, dtype: torch.dtype, gpu: int, words: int) -> Launches:
-        major, minor = torch.cuda.get_device_capability(gpu)
-        arch = f"sm_{major}{minor}{'a' if major >= 9 else ''}"
-        source = self.file.gpu_source(dtype)
+        arch, source = architecture(gpu), self.file.gpu_source(dtype)
         build = functools.partial(build_cubin, source, arch=arch, threads={ENTRY: BLOCK})
         path, sha = self._done(dtype, library_parts(source, arch), build)
         kernel = load_cubin(path.read_bytes(), sha, gpu).function(ENTRY)
