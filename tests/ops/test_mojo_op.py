@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_max_backend import MaxBackendError, mojo_op, ops, reports
 from torch_max_backend.base.errors import CompileError, RegistrationError
+from torch_max_backend.compile.cuda_build import build_ptx
+from torch_max_backend.ops.mojo_file import ENTRY, MojoFile
+from torch_max_backend.ops.mojo_kernel import BLOCK, MojoKernel
 
 HEAD = """# op: {name}(Tensor x, Tensor y, float factor, int shift=1) -> Tensor
 # x: ... n
@@ -56,6 +61,27 @@ def test_results_and_errors(tmp_path: Path) -> None:
         op(x, y[1:], 2.0)
     with pytest.raises(ops.ArgumentError, match="tmb_test_mix: x must be float32 or float16, got float64"):
         op(x.double(), y.double(), 2.0)
+
+
+@pytest.mark.any_runner("a user's kernel")
+def test_a_file_becomes_a_kernel_for_a_gpu(tmp_path: Path) -> None:
+    """None is needed to compile for it. Tensors are pointers, all else words of 64 bits; threads share the work."""
+    path = tmp_path / "tmb_test_gpu.mojo"
+    path.write_text((HEAD + BODY).replace("{name}", "tmb_test_gpu"))
+    file = MojoFile.read(path)
+    ptx = build_ptx(file.gpu_source(torch.float16), threads={ENTRY: BLOCK})
+    assert f".visible .entry {ENTRY}(" in ptx and f".maxntid {BLOCK}" in ptx
+    assert re.findall(rf"\.param \.[bu]64 (?:\.ptr \.align 1 )?{ENTRY}_param_(\d)", ptx) == list("0123456")
+    assert "%ctaid.x" in ptx and "%nctaid.x" in ptx
+    path.write_text(
+        (HEAD + BODY).replace("{name}", "tmb_test_gpu").replace("from kernel", "from std.math import sqrt\nfrom kernel")
+    )
+    kernel = MojoKernel(MojoFile.read(path))
+    with (
+        pytest.raises(ops.ArgumentError, match="x must be on a cpu, since the file imports from std, got cuda:0"),
+        FakeTensorMode(),
+    ):
+        kernel.check({}, torch.empty(3, device="cuda"))
 
 
 @pytest.mark.any_runner("a user's kernel")

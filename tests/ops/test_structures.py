@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from torch_max_backend import ops
+from torch_max_backend.ops.declaration import declaration_of
+from torch_max_backend.ops.structures import best_rotation
 
 POINTS = 9
 
@@ -76,6 +78,15 @@ def test_aligned_deviation_is_the_smallest(dtype: torch.dtype) -> None:
     left = a.detach()[0] - a.detach()[0].mean(0) - (b[0] - b[0].mean(0)) @ rotation[0].mT
     torch.testing.assert_close(generic, left / (len(left) * found[0].detach()))
     assert float(slope[names.index("coincident")].abs().max()) == 0
+
+
+def test_the_kernel_of_rotations_is_its_reference() -> None:
+    """Of covariances of any sign and size, those of mirror images among them."""
+    generator = torch.Generator().manual_seed(4)
+    covariance = torch.randn(301, 3, 3, dtype=torch.float64, generator=generator)
+    covariance *= 10.0 ** torch.randint(-6, 7, (301, 1, 1), generator=generator)
+    reference = declaration_of("best_rotation").reference(covariance)
+    torch.testing.assert_close(best_rotation(covariance), reference, rtol=0, atol=1e-12)
 
 
 @pytest.mark.full
