@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from torch_max_backend.ops.activations import check_form, gelu_slope
 from torch_max_backend.ops.arguments import Sizes
-from torch_max_backend.ops.declaration import BenchmarkCase, Tolerance
+from torch_max_backend.ops.declaration import BenchmarkCase, Maker, Tolerance
 from torch_max_backend.ops.define import gradient_of, public_op
 from torch_max_backend.ops.precision import MaybeTensor, as_wide, rows_of, sum_of_rows
 
@@ -31,6 +31,12 @@ def through_linear(
     return slope @ weight, rows.t() @ inputs, for_bias
 
 
+def _square(new: Maker) -> tuple[torch.Tensor, ...]:
+    """Rows, a square weight and a bias, for a benchmark."""
+    columns = new.columns // 4
+    return new(new.rows // 4, columns), new(columns, columns), new(columns)
+
+
 @public_op(
     'fused_linear_gelu(Tensor x, Tensor weight, Tensor? bias=None, str approximate="none") -> Tensor',
     shapes={"x": "... k", "weight": "n k", "bias": "n"},
@@ -43,11 +49,7 @@ def through_linear(
     cases=(
         BenchmarkCase(
             "square",
-            lambda new: (
-                new(new.rows // 4, new.columns // 4),
-                new(new.columns // 4, new.columns // 4),
-                new(new.columns // 4),
-            ),
+            _square,
             lambda x, w, b: F.gelu(F.linear(x, w, b)),
         ),
     ),
@@ -86,12 +88,7 @@ def _fused_linear_gelu_backward(
     cases=(
         BenchmarkCase(
             "square",
-            lambda new: (
-                new(new.rows // 4, new.columns // 4),
-                new(new.columns // 4, new.columns // 4),
-                new(new.columns // 4),
-                new(new.rows // 4, new.columns // 4),
-            ),
+            lambda new: (*_square(new), new(new.rows // 4, new.columns // 4)),
             lambda x, w, b, y: F.linear(x, w, b) + y,
         ),
     ),

@@ -41,8 +41,8 @@ BLOCK = 16
 ONE_BY_ONE, STORE, CHAINED, MISS = 0.5, 1.5, 3.0, 2.0
 """Cycles: of an operation that is in no vector; of a store, against a load's 1; of waiting for the sum before; and of a
 line that is not near."""
-PICKED = 4.0
-"""Cycles of two vectors, and of picking elements in short steps from them."""
+PICKED = 8.0
+"""Cycles of reading two long vectors, and of picking elements in short steps from them."""
 FOUND = 80.0
 """Cycles of finding where the extreme of a vector's lanes is, behind a loop in vectors along what is searched."""
 PREFIX = 0.5
