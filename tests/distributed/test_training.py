@@ -14,16 +14,17 @@ from tests.support.processes import Processes
 pytestmark = [pytest.mark.own_processes, pytest.mark.xdist_group("ranks"), pytest.mark.sampled]
 SOME = "fsdp2_checkpointed,tp,pp_1f1b"
 ALL = "ddp,ddp_compiled_autograd,fsdp2,fsdp2_checkpointed,tp,pp_gpipe,pp_1f1b"
+INSIDE = ("ddp_compiled_autograd", "tp", "2d")
 TRAIN = "tests.distributed.train"
 
 
-def check(done: Group, ways: str, store: Path, inside: tuple[str, ...] = ("ddp_compiled_autograd", "tp", "2d")) -> None:
-    """Each rank has compared with eager already. Collectives are in the graphs of the ways ``inside``."""
+def check(done: Group, ways: str, store: Path) -> None:
+    """Each rank has compared with eager already. Collectives are in the graphs of the ways that are ``INSIDE``."""
     assert done.status == 0, done.output[-4000:]
     assert list(done.told) == ways.split(",")
     for way, facts in done.told.items():
         assert facts["graphs"] and not facts["islands"]
-        assert any("all_reduce" in name for name in facts["calls"]) == (way in inside), way
+        assert any("all_reduce" in name for name in facts["calls"]) == (way in INSIDE), way
     keys = compiles(store)
     assert keys and len(keys) == len(set(keys)), "a group compiles each library once"
 
@@ -44,5 +45,5 @@ def test_ranks_train_as_in_eager(kind: str, ranks: int, ways: str, tmp_path: Pat
         return check(torchrun(ranks, TRAIN, kind, ways, 20, tmp_path, store=store, timeout=900), ways, store)
     ways = ways.replace("fsdp2_checkpointed,", "")
     done = torchrun(ranks, TRAIN, kind, ways, 20, tmp_path, store=store, timeout=900)
-    check(done, ways, store, inside=("ddp_compiled_autograd", "tp"))  # FSDP's hooks cut before the last layer
+    check(done, ways, store)
     assert done.told["ddp"]["graphs"] > 2, "DDP has buckets, and a graph for each"
