@@ -28,15 +28,21 @@ def trajectory(frames: int, points: int) -> torch.Tensor:
     return start + torch.randn(frames, points, 3, generator=generator)
 
 
-def deviations_by_mdtraj(xyz: torch.Tensor) -> Callable[[], Any]:
-    """``mdtraj.rmsd`` of all frames to the first one."""
+def _for_mdtraj(xyz: torch.Tensor) -> Any:
     import mdtraj
 
     topology = mdtraj.Topology()
     residue = topology.add_residue("ALA", topology.add_chain())
     for _ in range(xyz.shape[1]):
         topology.add_atom("CA", mdtraj.element.carbon, residue)
-    own = mdtraj.Trajectory(xyz.numpy(), topology)
+    return mdtraj.Trajectory(xyz.numpy(), topology)
+
+
+def deviations_by_mdtraj(xyz: torch.Tensor) -> Callable[[], Any]:
+    """``mdtraj.rmsd`` of all frames to the first one."""
+    import mdtraj
+
+    own = _for_mdtraj(xyz)
     return lambda: mdtraj.rmsd(own, own, 0)
 
 
@@ -52,11 +58,7 @@ def contacts_by_mdtraj(xyz: torch.Tensor) -> Callable[[], Any]:
     """``mdtraj.compute_distances`` of all pairs, which are compared with the cutoff."""
     import mdtraj
 
-    topology = mdtraj.Topology()
-    residue = topology.add_residue("ALA", topology.add_chain())
-    for _ in range(xyz.shape[1]):
-        topology.add_atom("CA", mdtraj.element.carbon, residue)
-    own = mdtraj.Trajectory(xyz.numpy(), topology)
+    own = _for_mdtraj(xyz)
     pairs = numpy.array(list(itertools.combinations(range(xyz.shape[1]), 2)))
     return lambda: mdtraj.compute_distances(own, pairs) < CUTOFF
 

@@ -15,6 +15,7 @@ from torch_max_backend.base.errors import RegistrationError
 from torch_max_backend.ops.declaration import ROUNDED_ONCE, declaration_of
 from torch_max_backend.ops.define import public_op
 from torch_max_backend.ops.eager_call import EagerCall, Layout, SeenSizes, Signature, with_fixed
+from torch_max_backend.ops.linear_losses import log_sum_exp
 from torch_max_backend.options import resolve
 
 
@@ -212,6 +213,18 @@ def test_parts_of_a_loss(monkeypatch: pytest.MonkeyPatch, rows_at_once: int) -> 
     torch.testing.assert_close(torch.autograd.grad(parts, (x, weight), slope), expected)
     assert max(logits.numel() for logits in seen) <= 500
     assert len(seen) > 2 * (37 // rows_at_once)
+
+
+def test_sums_of_infinite_logits() -> None:
+    x = torch.tensor([[torch.inf, 0.0], [-torch.inf, -torch.inf], [-torch.inf, 2.0], [torch.nan, 1.0]])
+    torch.testing.assert_close(log_sum_exp(x), x.logsumexp(-1), equal_nan=True)
+
+
+def test_a_class_that_is_none_is_an_error() -> None:
+    x, weight = torch.randn(4, 16), torch.randn(50, 16)
+    for target in (50, -1):
+        with pytest.raises((IndexError, RuntimeError), match=str(target)):
+            ops.linear_cross_entropy(x, weight, torch.tensor([0, 3, target, 1]))
 
 
 @pytest.mark.any_runner("nothing is computed")

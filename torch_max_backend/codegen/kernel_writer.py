@@ -38,8 +38,8 @@ class KernelWriter(AccumulatorWriter):
     """
 
     adds_products = True
-    picks_lanes = True
     """Whether a product is added to a sum in one rounding."""
+    picks_lanes = True
     turns = True
     """Whether blocks of rows are turned in registers, where vectors step over them, and vectors that run backwards."""
 

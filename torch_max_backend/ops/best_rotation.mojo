@@ -65,6 +65,7 @@ def rotation_of[d: DType](result: Ptr[d], covariance: Ptr[d], at: Int):
     p13 = mul(div(p13, bound), quarter)
     p23 = mul(div(p23, bound), quarter)
 
+    # as often as the reference does it: 13 times 4
     var round = 0
     while round < 13:
         var squaring = 0
