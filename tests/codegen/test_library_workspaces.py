@@ -12,6 +12,7 @@ from benchmarks.allocations import allocations
 from torch_max_backend.codegen.library_workspaces import totals
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.program import Call, Called, Ref
+from torch_max_backend.runtime.packed_products import MM_OF_PACKED
 
 pytestmark = pytest.mark.any_runner("torch's libraries alone are called")
 aten = torch.ops.aten
@@ -105,3 +106,9 @@ def test_attention(length: int, width: int) -> None:
 
 def test_a_product() -> None:
     agree(aten.mm.default, torch.randn(64, 128), torch.randn(128, 32))
+
+
+@pytest.mark.parametrize("features", [8195, 8223])
+def test_a_product_of_packed_integers(features: int) -> None:
+    x, packed = torch.randn(64, 256).to(torch.bfloat16), torch.randint(-9, 9, (features, 256)).to(torch.int8)
+    agree(MM_OF_PACKED, x, packed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -586,3 +587,20 @@ def test_depthwise_convolutions_of_few_taps_are_loops(
 
     program = program_of(function, make(2, 32, 40, 40), make(*weight), make(32))
     assert len(calls(program)) == is_call
+
+
+@pytest.mark.parametrize(("features", "dtype", "call"), [
+    (50257, torch.int8, "torch_max_backend.mm_of_packed.default"),
+    (50257, torch.uint8, "torch_max_backend.mm_of_packed.default"),
+    (2048, torch.int8, "aten.mm.default"),
+])  # fmt: skip
+def test_a_large_matrix_of_integers_is_unpacked_in_parts(
+    program_of: Callable[..., Program], features: int, dtype: torch.dtype, call: str
+) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return (x @ w.to(x.dtype).t()) * scale
+
+    weight = partial(torch.empty, (features, 768), dtype=dtype, device="cuda")
+    (found,) = calls(program_of(function, half(32, 768), weight, half(features)))
+    assert str(found.target) == call
+    assert strides(found) == (-(-features // 8) * 8, 1)

@@ -14,6 +14,7 @@ import torch
 
 from torch_max_backend.loops.index import Index, product
 from torch_max_backend.loops.program import Call, Ref
+from torch_max_backend.runtime.packed_products import MM_OF_PACKED, PACKED
 
 aten = torch.ops.aten
 BLOCK = {"AVX512": 16}
@@ -95,6 +96,18 @@ def _attention(call: Call) -> list[Index]:
     return [product(result.sizes) * result.dtype.itemsize + sums + of_thread * 4 * torch.get_num_threads()]
 
 
+def _mm_of_packed(call: Call) -> list[Index]:
+    """Most features are copied behind torch's kernel, which wants a scale for each; the others are unpacked."""
+    rows, packed = call.args
+    (result,) = call.results
+    if result is None or not isinstance(rows, Ref) or not isinstance(packed, Ref):
+        return []
+    size, features = result.dtype.itemsize, packed.sizes[0]
+    rest = features % PACKED
+    most, own = features - rest, product(result.sizes) * size
+    return [own + most * (rows.sizes[0] + 1) * size, own + rest * (rows.sizes[0] + packed.sizes[1]) * size]
+
+
 def _has_channels_last(x: Ref) -> bool:
     """Whether neighbours in memory are channels, as they are in an image of one pixel either way."""
     return len(x.strides) > 2 and x.strides[1] == 1 and product(x.sizes[2:]) != 1
@@ -125,5 +138,6 @@ WITH_WORKSPACES: dict[Any, Callable[[Call], list[Index]]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    MM_OF_PACKED: _mm_of_packed,
 }
 """What counts them, by op."""

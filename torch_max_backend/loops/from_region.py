@@ -250,7 +250,7 @@ class FromRegion(LibraryCalls):
         if (row := product_of_a_row(self.builder.program, self.node, target, args, kwargs)) is not None:
             return row
         if (packed := packed_product(self.builder.program, target, args)) is not None:
-            return self._library(torch.ops.aten._weight_int8pack_mm.default, packed, {}, promise)
+            return self._library(*packed, {}, promise)
         if target not in (*PRODUCTS, *small_products.BATCHES):
             return None
         if small_products.is_product(args):

@@ -33,11 +33,12 @@ from torch_max_backend.loops.rules import views
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor, define, named, sized
 from torch_max_backend.loops.transposed_convolution import as_plain
 from torch_max_backend.partition.region import Region
+from torch_max_backend.runtime.packed_products import MM_OF_PACKED
 
 CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
-CONTIGUOUS = STARTS | {torch.ops.aten._weight_int8pack_mm.default}
+CONTIGUOUS = STARTS | {torch.ops.aten._weight_int8pack_mm.default, MM_OF_PACKED}
 """What takes tensors without gaps and in their own order alone."""
 
 

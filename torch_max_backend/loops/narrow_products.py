@@ -5,8 +5,8 @@ where a language model decodes, the product takes the time of reading its matrix
 where it is used is as much faster as the elements are narrower. With more rows a library is better, since it reads an
 element once for many of them.
 
-For some rows torch has a kernel that reads a matrix of int8 as it is packed. It is faster than unpacking up to about a
-hundred rows, and needs no memory for what is unpacked.
+For some rows torch has a kernel on a CPU that reads a matrix of int8 as it is packed. It is faster than unpacking up to
+about a hundred rows, and needs no memory for what is unpacked. On a GPU a large matrix is unpacked part by part.
 
 A library's product of integers is faster than a loop. But where the matrix is also summed, as for activations that are
 shifted to be unsigned, one loop for both reads it once.
@@ -14,6 +14,7 @@ shifted to be unsigned, one loop for both reads it once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,13 +25,14 @@ from torch_max_backend.loops.expr import Load, Op, Scalar, cast, constant, loads
 from torch_max_backend.loops.index import Div, Index, Mod
 from torch_max_backend.loops.program import Definition, Program, dense_strides
 from torch_max_backend.loops.tensor import Tensor, broadcast_at, computed_in, define, named, reduce, sized
+from torch_max_backend.runtime.packed_products import MM_OF_PACKED, PACKED
 
 aten = torch.ops.aten
 
 MOST_PACKED_ROWS = 256
 """Rows for which a matrix is not unpacked. At 32 that takes 0.75 of the time, at 197 1.2 times as long."""
-PACKED = 32
-"""What divides both sides of a matrix that is not unpacked."""
+LARGE = 2**25
+"""Bytes that a matrix has unpacked from which on a GPU unpacks it part by part: some launches more, for memory."""
 
 
 def product_of_a_row(
@@ -89,32 +91,55 @@ def _is_read_again(product: fx.Node) -> bool:
 _VIEWS = (aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default)
 
 
-def packed_product(program: Program, target: object, args: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The arguments of ``_weight_int8pack_mm`` for a product of some rows with int8 that are only cast; else ``None``.
+def packed_product(program: Program, target: object, args: Sequence[Any]) -> tuple[Any, tuple[Tensor, ...]] | None:
+    """On a CPU the call, and its arguments, that multiplies some rows with int8 that is only cast; else ``None``.
 
-    Its scales are ones: the product's own scales come after it, as ever.
+    The scales of ``_weight_int8pack_mm`` are ones: the product's own scales come after it, as ever.
     """
-    if target is not aten.mm.default or args[0].dtype is not torch.bfloat16:
+    if target is not aten.mm.default or args[0].dtype is not torch.bfloat16 or not _is_known(args):
         return None
     rows, matrix = args
-    sizes = (*rows.shape, matrix.shape[1])
-    if not all(size.is_constant for size in sizes):
+    (count, length), features = (int(s.constant) for s in rows.shape), int(matrix.shape[1].constant)
+    if not 2 <= count <= MOST_PACKED_ROWS or length % PACKED or features < PACKED:
         return None
-    count, length, features = (size.constant for size in sizes)
-    if not 2 <= count <= MOST_PACKED_ROWS or length % PACKED or features % PACKED:
+    packed = _packed(program, matrix)
+    if packed is None or packed.dtype is not torch.int8:
         return None
+    if features % PACKED:
+        return MM_OF_PACKED, (rows, packed)
+    ones = define((matrix.shape[1],), rows.dtype, lambda _: constant(1, rows.dtype))
+    return aten._weight_int8pack_mm.default, (rows, packed, ones)
+
+
+def large_packed_product(program: Program, target: object, args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
+    """On a GPU the arguments of ``MM_OF_PACKED``, for a large matrix of integers that is only cast; else ``None``."""
+    if target is not aten.mm.default or args[0].dtype not in (torch.bfloat16, torch.float16) or not _is_known(args):
+        return None
+    rows, matrix = args
+    if math.prod(int(s.constant) for s in matrix.shape) * matrix.dtype.itemsize < LARGE:
+        return None
+    packed = _packed(program, matrix)
+    return None if packed is None else (rows, packed)
+
+
+def _is_known(factors: Sequence[Tensor]) -> bool:
+    """Whether all sizes are numbers."""
+    return all(size.is_constant for x in factors for size in x.shape)
+
+
+def _packed(program: Program, matrix: Tensor) -> Tensor | None:
+    """The input of a program, of integers of 8 bits and without gaps, that is cast and transposed to ``matrix``."""
     along = tuple(Index.of(sized(f"d{k}", size)) for k, size in enumerate(matrix.shape))
     unpacked, plain = matrix.at(along), _plain_definitions(program)
     while isinstance(unpacked, Load) and unpacked.source in plain:
         unpacked = _computed(plain[unpacked.source], unpacked)
     packed = unpacked.operands[0] if isinstance(unpacked, Op) and unpacked.name == "cast" else None
-    if not isinstance(packed, Load) or packed.dtype is not torch.int8 or packed.index != along[::-1]:
+    if not isinstance(packed, Load) or packed.dtype not in (torch.int8, torch.uint8) or packed.index != along[::-1]:
         return None
     source = program.inputs.get(packed.source)
     if source is None or source.strides != dense_strides(source.sizes):
         return None
-    ones = define((matrix.shape[1],), rows.dtype, lambda _: constant(1, rows.dtype))
-    return rows, named(packed.source, source.sizes, source.dtype), ones
+    return named(packed.source, source.sizes, source.dtype)
 
 
 def _sums(rows: Tensor, matrix: Tensor, dtype: torch.dtype) -> Tensor:

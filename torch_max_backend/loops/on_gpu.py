@@ -33,13 +33,14 @@ from torch_max_backend.loops.from_region import place_of
 from torch_max_backend.loops.index import Index
 from torch_max_backend.loops.libraries import ATTENTION, scans_on_a_gpu
 from torch_max_backend.loops.library_calls import source_of
-from torch_max_backend.loops.narrow_products import PRODUCTS, product_as_loops
+from torch_max_backend.loops.narrow_products import PRODUCTS, large_packed_product, product_as_loops
 from torch_max_backend.loops.product_epilogues import ACTIVATED, activation_behind
 from torch_max_backend.loops.program import Ref, dense_strides
 from torch_max_backend.loops.rules.indexing import filled
 from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor
 from torch_max_backend.partition.region import Region
+from torch_max_backend.runtime.packed_products import MM_OF_PACKED, row_stride
 
 aten = torch.ops.aten
 _HALF = CUDNN_DTYPES
@@ -93,9 +94,16 @@ class OnGpu(AttentionOnGpu):
     def _special_product(
         self, target: Any, args: Sequence[Any], kwargs: dict[str, Any], promise: object
     ) -> Tensor | None:
-        """A product of one row, which takes the time of reading its matrix: a library has few blocks for that."""
+        """A product of one row, which takes the time of reading its matrix: a library has few blocks for that.
+
+        Or one of a large matrix that is unpacked.
+        """
         if target not in PRODUCTS or not is_a_row(args):
-            return None
+            packed = large_packed_product(self.builder.program, target, args)
+            if packed is None:
+                return None
+            strides = Index.of(row_stride(int(args[1].shape[1].constant))), Index.of(1)
+            return self._call(MM_OF_PACKED, packed, {}, promise, [strides])
         matrix = self._in_place(args[-1]) if source_of(args[-1]) in self.memory else None
         if matrix is not None and matrix.strides[1] == 1 and math.prod(s.constant for s in args[-1].shape) > LARGE_ROWS:
             return None
