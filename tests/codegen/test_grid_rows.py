@@ -211,6 +211,35 @@ def test_short_rows_under_a_condition(columns: int, dtype: torch.dtype) -> None:
     check_emulated(made)
 
 
+def turned_softmax(x: Tensor, *mask: Tensor) -> tuple[Tensor, ...]:
+    """Over the middle dimension, written along it; rounded before with a mask that lies as the result."""
+    wide = views.transpose(x, 1, 2)
+    for m in mask:
+        wide = pointwise(lambda a, b: cast(cast(a, torch.float32) + cast(b, torch.float32), x.dtype), wide, m)
+    return (reduce.softmax(wide, -1, False),)
+
+
+@pytest.mark.parametrize(("columns", "threads", "stores"), [(16, 1, 2), (12, 1, 3), (13, 2, 7)])
+def test_a_short_row_that_is_written_along_is_a_thread_s(columns: int, threads: int, stores: int) -> None:
+    """Neighbouring threads read neighbouring rows, and each writes vectors, if any fit."""
+    x, mask = torch.zeros(10_000, columns, 16).half(), torch.zeros(16, columns, dtype=torch.bool)
+    made = for_gpu(turned_softmax, x, mask, smooth=True)
+    (nest,) = nests(made)
+    assert (nest.threads, nest.columns, nest.outer[-1].size) == (threads, True, 16)
+    text = made.written().source
+    assert text.count(" store") == stores
+
+
+@pytest.mark.parametrize("columns", [4, 12, 14, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_short_rows_that_are_written_along(columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_limits, "BUSY", 1)
+    x, mask = torch.randn(9, columns, 16).to(dtype), torch.arange(16 * columns).reshape(16, columns) % 3 == 0
+    made = for_gpu(turned_softmax, x, mask, smooth=True)
+    assert nests(made)[0].threads == 1
+    check_emulated(made)
+
+
 # -- extremes and their places -----------------------------------------------------------------------------------------
 def extremes(x: Tensor, dim: int) -> tuple[Tensor, ...]:
     return reduce.amin(x, [dim]), reduce.argmin(x, dim), reduce.amax(x, [dim]), reduce.argmax(x, dim)

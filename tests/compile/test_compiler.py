@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,6 +154,26 @@ def test_share_of_a_gpus_memory(monkeypatch: pytest.MonkeyPatch, comes_first: st
     session.get_accelerators()
     assert os.environ[session.POOL_PERCENT] == share
     assert os.environ.get(session.POOL_SIZE) == ("0" if share == "0" else None)
+
+
+def test_a_share_that_comes_too_late_is_told_where_the_pool_is_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not before: programs take no memory of it."""
+    from torch_max_backend.runtime import session
+
+    monkeypatch.setattr(session, "get_accelerators", functools.cache(lambda: (object(),)))
+    monkeypatch.setattr(session, "_share", session.SHARE)
+    monkeypatch.setattr(session, "session", lambda: SimpleNamespace(_wrap_compiled=bytes, _load_all=lambda *_: []))
+    monkeypatch.setattr(session, "_loaded", {})
+    monkeypatch.setattr(session, "read", bytes)
+    session.get_accelerators()
+    with caplog.at_level(logging.WARNING, logger="torch_max_backend"):
+        session.choose_memory_share.__wrapped__(-1, True)
+        assert not caplog.messages
+        assert session.load(b"", "a model that there is none of") == {}
+    (told,) = caplog.messages
+    assert told.startswith("MAX's pool has 60 % of the GPU's memory, not 25")
 
 
 # -- fallback ------------------------------------------------------------------------------------------------------

@@ -394,6 +394,24 @@ def test_gradients_of_attention_lie_as_what_they_are_of(program_of: Callable[...
     assert found == [HEADS_LAST, HEADS_LAST, HEADS_LAST, own, HEADS_LAST, HEADS_LAST, HEADS_LAST, own]
 
 
+def test_gradients_of_attention_may_have_symbolic_lengths(program_of: Callable[..., Program]) -> None:
+    """These are arguments of the call, beside the tensors."""
+
+    def function(q: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        y, logsumexp, *_, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(q, q, q, None, True)
+        return aten._scaled_dot_product_cudnn_attention_backward(
+            g, q, q, q, y, logsumexp, seed, offset, None, None, None, q.shape[2], q.shape[2], 0.0, False
+        )
+
+    def symbolic() -> torch.Tensor:
+        x = torch.empty(2, 4, 77, 64, **HALF)
+        torch._dynamo.mark_dynamic(x, 2)
+        return x
+
+    back = calls(program_of(function, symbolic, symbolic))[-1]
+    assert back.args[11] == back.args[1].sizes[2] and not back.args[11].is_constant
+
+
 def test_attention_that_is_written_out_is_a_call_between_products(program_of: Callable[..., Program]) -> None:
     """As a layer has it: queries are read where their product has left them, and the result lies as the next wants."""
 
@@ -604,3 +622,15 @@ def test_a_large_matrix_of_integers_is_unpacked_in_parts(
     (found,) = calls(program_of(function, half(32, 768), weight, half(features)))
     assert str(found.target) == call
     assert strides(found) == (-(-features // 8) * 8, 1)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_factor_lies_as_what_it_is_computed_from(program_of: Callable[..., Program], turned: bool) -> None:
+    """Such as a weight of 8 bits, which a linear reads turned."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return x @ ((w.t() if turned else w).to(torch.float32) * scale).to(x.dtype)
+
+    weight = partial(torch.empty, (64, 64), dtype=torch.float8_e4m3fn, device="cuda")
+    (call,) = calls(program_of(function, half(5, 64), weight, single(64)))
+    assert [int(s.constant) for s in call.args[1].strides] == ([1, 64] if turned else [64, 1])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_max_backend.capture.fake_tensors import symbols_of, tensor_of
+from torch_max_backend.capture.fake_tensors import symbols_of, value_of
 from torch_max_backend.loops.attention_of_a_row import attention_of_a_row
 from torch_max_backend.loops.convolution_layout import CUDNN_DTYPES
 from torch_max_backend.loops.expr import constant, select, variables
@@ -168,8 +168,8 @@ class AttentionOnGpu(FromRegion):
 
 def _order_in_eager(x: object) -> tuple[int, ...] | None:
     """The order of four dimensions in memory by the strides that eager has; ``None`` if attention reads no such."""
-    value = tensor_of(x) if isinstance(x, fx.Node) else None
-    if value is None or value.dim() != 4 or symbols_of(value):
+    value = value_of(x) if isinstance(x, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or symbols_of(value):
         return None
     strides = value.stride()
     if any(n > 1 and step == 0 for n, step in zip(value.shape, strides, strict=True)):

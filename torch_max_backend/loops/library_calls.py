@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch_max_backend.aten_functions.torch_executed.collectives import COLLECTIVES, STARTS, WAITS
 from torch_max_backend.base.errors import Unsupported
 from torch_max_backend.capture import onednn_products
-from torch_max_backend.capture.fake_tensors import tensor_of, tensors_of
+from torch_max_backend.capture.fake_tensors import symbols_of, tensor_of, tensors_of, value_of
 from torch_max_backend.loops import convolution_loops, pointwise_convolution, products_in_parts, small_products
 from torch_max_backend.loops.convolution_layout import A_CHAIN, CHANNELS_LAST, Convolution
 from torch_max_backend.loops.expr import SHORT, Load
@@ -38,6 +38,13 @@ from torch_max_backend.runtime.packed_products import MM_OF_PACKED
 CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
+FACTORS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+)
+"""Products, whose libraries read factors as they lie or turned."""
 CONTIGUOUS = STARTS | {torch.ops.aten._weight_int8pack_mm.default, MM_OF_PACKED}
 """What takes tensors without gaps and in their own order alone."""
 
@@ -223,6 +230,9 @@ class LibraryCalls:
             return type(x)(as_ref(v) for v in x) if isinstance(x, list | tuple) else x
 
         args, kwargs = self._as_read(target, args, kwargs)
+        if target in FACTORS and self.node is not None and self.node.target is target:
+            for x, origin in zip(args, self.node.args, strict=True):
+                self._lie_as_in_eager(x, origin)
         many = isinstance(promise, list | tuple)
         image = self._laid_out(args, promise) if target is torch.ops.aten.convolution.default else None
         if target in COLLECTIVES:
@@ -250,6 +260,19 @@ class LibraryCalls:
         )
         tensors = [named(r.name, r.sizes, r.dtype) if r else None for r in results]
         return tuple(tensors) if many else tensors[0]
+
+    def _lie_as_in_eager(self, x: object, origin: object) -> None:
+        """Have a factor that is computed lie as in eager if that is turned, as of a weight that is read turned."""
+        value = value_of(origin) if isinstance(origin, fx.Node) else None
+        if not isinstance(x, Tensor) or not isinstance(value, torch.Tensor) or symbols_of(value):
+            return
+        strides = value.stride()
+        order = tuple(sorted(range(value.dim()), key=lambda d: -strides[d]))
+        whole = dense_strides(tuple(map(Index.of, value.shape)), order)
+        if order == tuple(range(value.dim())) or tuple(map(Index.of, strides)) != whole:
+            return
+        if self._in_place(x, order) is None:
+            self._in_place(self._defined(x), order)
 
     def _as_read(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]

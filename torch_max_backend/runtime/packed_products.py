@@ -45,8 +45,7 @@ def _in_parts(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     step = max(PART // (depth * x.element_size()) // ROW, 1) * ROW
     whole = x.new_empty_strided((x.shape[0], features), (row_stride(features), 1))
     for start in range(0, features, step):
-        part = packed[start : start + step].to(x.dtype)
-        torch.mm(x, part.t(), out=whole[:, start : start + step])
+        torch.mm(x, packed[start : start + step].to(x.dtype).t(), out=whole[:, start : start + step])
     return whole
 
 

@@ -36,6 +36,8 @@ log = logging.getLogger("torch_max_backend")
 _lock = threading.Lock()
 _session: InferenceSession | None = None
 _share = SHARE
+_unheard: set[tuple[int, bool]] = set()
+"""Shares that came too late, and whether they were for recordings: told when MAX's pool is first used."""
 
 
 @functools.cache
@@ -62,6 +64,13 @@ def choose_memory_share(percent: int, records: bool) -> None:
     if not opened:
         _share = wanted
     elif wanted != _share and get_accelerators():
+        _unheard.add((wanted, records))
+
+
+def _warn_of_share() -> None:
+    """Say once what MAX's pool has where another share was chosen for it. Programs have no part in the pool."""
+    while _unheard:
+        wanted, records = _unheard.pop()
         log.warning(
             "MAX's pool has %s %% of the GPU's memory, not %s, because functions that did not ask for it came first in "
             "this process%s. Compile one that does first, or set %s.",
@@ -90,6 +99,7 @@ def load(blob: Path | bytes, sha: str) -> dict[str, Model]:
     Raises:
         Exception: The engine refuses the file (a foreign or damaged one).
     """
+    _warn_of_share()
     with _lock:
         known = _loaded.get(sha)
     if known is None:

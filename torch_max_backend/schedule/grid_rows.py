@@ -102,6 +102,9 @@ def held_columns(n: Nest, fast: Var, size: int, outer: int) -> GridNest | None:
     lanes = min(8 if reduces else 4, lanes_along(fast, n.stages, reduces)) if is_vectorizable(fast, n.stages) else 1
     while lanes > 1 and (outer < gpu.PROCESSORS * _neighbours([fast], lanes) * lanes or not is_whole(fast, lanes)):
         lanes //= 2
+    stages = _over_one_loop(n.stages, size, 1)
+    if lanes == 1 and size <= gpu.REGISTERS and outer >= gpu.BUSY and _is_written_along(stages):
+        return GridNest(n.outer, stages, rows=gpu.BLOCK // 2, threads=1, columns=True, held=size)
     while True:
         threads, most = 1, min(2 * gpu.HELD, gpu.REGISTERS // lanes)
         while threads * most < size or (
@@ -118,9 +121,15 @@ def held_columns(n: Nest, fast: Var, size: int, outer: int) -> GridNest | None:
         rows = _fewer_neighbours(n, fast, rows, threads, lanes)
     if rows * threads > gpu.MOST:
         return None
-    stages = _over_one_loop(n.stages, size, 1)
     held, vector = -(-size // threads), fast if lanes > 1 else None
     return GridNest(n.outer, stages, vector, rows=rows, threads=threads, columns=True, lanes=lanes, held=held)
+
+
+def _is_written_along(stages: Sequence[StageNest]) -> bool:
+    """Whether all results run along a row: a thread that has a whole row writes it in vectors, which others read across
+    memory by whole sectors."""
+    loops = [s.inner[0] for s in stages if s.inner]
+    return lanes_of_stores(loops[0], tuple(stages)) > 1
 
 
 def _fewer_neighbours(n: Nest, fast: Var, rows: int, threads: int, lanes: int) -> int:

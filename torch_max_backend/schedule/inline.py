@@ -21,6 +21,9 @@ such as the residuals of a model's layers, is read again from its beginning by e
 ACROSS = 8
 """Loads that a load takes which finds no neighbours in memory: a line for each element."""
 
+TABLE = 1 << 14
+"""Bytes that the nearest cache has, in whatever order they are read."""
+
 DEEPEST = 100
 """Expressions inside each other, from which on a definition stays: passes and compilers descend into what it computes.
 Readers in the same loops have it from a register."""
@@ -77,8 +80,9 @@ def _reads_across(d: Definition, layouts: Mapping[str, Layout], machine: Machine
     """
     if cost.iterations(d) < machine.turned:
         return False
-    places = [layouts[x.source].address(x.index) for x in d.loads if x.source in layouts]
-    read = [i for i in places if sum(v.size != 1 for v in i.variables) > 1]
+    places = [(layouts[x.source].address(x.index), x.dtype.itemsize) for x in d.loads if x.source in layouts]
+    several = [(i, width) for i, width in places if sum(v.size != 1 for v in i.variables) > 1]
+    read = [i for i, width in several if cost.count(i.variables) * width > TABLE]
     along = {v for i in read for v in i.variables if v.size != 1 and i.coefficient(v) == 1}
     return len(along) > 1 and not any(all(i.stride(v) in (0, 1) for i in read) for v in along)
 
