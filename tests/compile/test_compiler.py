@@ -167,6 +167,8 @@ def test_a_share_that_comes_too_late_is_told_where_the_pool_is_used(
     monkeypatch.setattr(session, "session", lambda: SimpleNamespace(_wrap_compiled=bytes, _load_all=lambda *_: []))
     monkeypatch.setattr(session, "_loaded", {})
     monkeypatch.setattr(session, "read", bytes)
+    for name in (session.POOL_PERCENT, session.CHOSEN):
+        monkeypatch.delenv(name, raising=False)
     session.get_accelerators()
     with caplog.at_level(logging.WARNING, logger="torch_max_backend"):
         session.choose_memory_share.__wrapped__(-1, True)
