@@ -45,19 +45,19 @@ def test_rounding_to_8_bits(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("rows", [2, 32, 300])
 def test_a_large_matrix_of_integers_is_never_unpacked_as_a_whole(rows: int) -> None:
-    """Its peak is that of results and a part of the matrix; right within the roundings of a result."""
+    """Its peak is that of results and a part of the matrix, and it is no farther from float64 than eager."""
     x = torch.randn(rows, 768, device="cuda", dtype=torch.bfloat16)
-    packed, scale = (
-        torch.randint(-127, 128, (50257, 768), device="cuda").to(torch.int8),
-        torch.rand(50257).cuda().to(x.dtype),
-    )
+    packed = torch.randint(-127, 128, (50257, 768), device="cuda").to(torch.int8)
+    scale = torch.rand(50257, device="cuda").to(x.dtype)
 
-    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def function(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return (x @ w.to(x.dtype).t()) * scale
 
     compiled = torch.compile(function, backend="max_backend", options=OPTIONS)
-    torch.testing.assert_close(compiled(x, packed), function(x, packed), rtol=2e-2, atol=2.0)
+    exact = function(x.double(), packed, scale.double())
+    found, eager = ((f(x, packed, scale).double() - exact).abs().max() for f in (compiled, function))
+    assert found <= 2 * eager
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    result = compiled(x, packed)
+    result = compiled(x, packed, scale)
     assert torch.cuda.max_memory_allocated() - before < 2 * result.nbytes + 2 * packed_products.PART
