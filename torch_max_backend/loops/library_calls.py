@@ -231,7 +231,7 @@ class LibraryCalls:
 
         args, kwargs = self._as_read(target, args, kwargs)
         if target in FACTORS and self.node is not None and self.node.target is target:
-            for x, origin in zip(args, self.node.args, strict=True):
+            for x, origin in zip(args, self.node.args, strict=False):
                 self._lie_as_in_eager(x, origin)
         many = isinstance(promise, list | tuple)
         image = self._laid_out(args, promise) if target is torch.ops.aten.convolution.default else None
@@ -266,10 +266,10 @@ class LibraryCalls:
         value = value_of(origin) if isinstance(origin, fx.Node) else None
         if not isinstance(x, Tensor) or not isinstance(value, torch.Tensor) or symbols_of(value):
             return
-        strides = value.stride()
+        shape, strides = tuple(map(Index.of, value.shape)), value.stride()
         order = tuple(sorted(range(value.dim()), key=lambda d: -strides[d]))
-        whole = dense_strides(tuple(map(Index.of, value.shape)), order)
-        if order == tuple(range(value.dim())) or tuple(map(Index.of, strides)) != whole:
+        is_turned = order != tuple(range(value.dim())) and tuple(map(Index.of, strides)) == dense_strides(shape, order)
+        if not is_turned or x.shape != shape or strides[order[-2]] * x.dtype.itemsize % self.row_bytes:
             return
         if self._in_place(x, order) is None:
             self._in_place(self._defined(x), order)

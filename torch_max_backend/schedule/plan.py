@@ -34,6 +34,7 @@ from torch_max_backend.schedule.small_kernels import sharing_launches
 from torch_max_backend.schedule.split import split_divided_variables, split_long_reductions
 from torch_max_backend.schedule.split_places import split_long_searches
 from torch_max_backend.schedule.split_scans import split_long_scans
+from torch_max_backend.schedule.split_scatters import split_scatters
 from torch_max_backend.schedule.spread_groups import spread_groups
 from torch_max_backend.schedule.tables import tables
 from torch_max_backend.schedule.turned_operands import turned_operands
@@ -72,6 +73,8 @@ def passes(program: Program, machine: Machine = CPU) -> Iterator[tuple[str, Prog
         yield change.__name__, program
     program = split_long_scans(program, layouts(program), machine)
     yield split_long_scans.__name__, program
+    program = split_scatters(program, machine)
+    yield split_scatters.__name__, program
     program = wide_extremes(program, machine)
     yield wide_extremes.__name__, program
     found = (without_sums_of_one_element, inline)  # what an index of one element reads is inlined after that
