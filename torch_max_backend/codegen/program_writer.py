@@ -23,12 +23,13 @@ from torch_max_backend.codegen.size_formulas import SizeFormulas
 from torch_max_backend.codegen.source import ERRORS, Extent, Slot, Source
 from torch_max_backend.codegen.written_over import copies_onto_itself, stored_in_place
 from torch_max_backend.loops.expr import Checked, walk
-from torch_max_backend.loops.index import Index, Sym
+from torch_max_backend.loops.index import Index, Sym, product
 from torch_max_backend.loops.program import Call, Ref
 from torch_max_backend.loops.symbols import expression_of
 from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.grid_program import ALIGNMENT as GRID_ALIGNMENT
 from torch_max_backend.runtime.grid_program import GridSegmentSpec
+from torch_max_backend.runtime.large_pages import LARGE
 from torch_max_backend.runtime.program import HELD, SEGMENT, ProgramSpec, SegmentSpec
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.nest import Nest
@@ -147,7 +148,8 @@ class _Writer:
         results = [self._result(name) for name, _ in self.plan.program.outputs]
         self.lines.append(f"return ({', '.join(results)}{',' if results else ''})")
         if self.memory.block.size != 0:
-            self.lines.insert(0, f"block = block_of({self.formulas.text(self.memory.block.size)})")
+            room = self.memory.block.size
+            self.lines.insert(0, f"block = {self._made(f'block_of({self.formulas.text(room)})', room)}")
             self.lines.insert(1, "base = block.data_ptr()")
         parameters = [*names, *([HELD] if self.memory.consumed else [])]
         first = self._begin(parameters)
@@ -193,8 +195,13 @@ class _Writer:
 
     def _allocation(self, name: str) -> str:
         layout = ", ".join(map(self.formulas.tuple_of, self.memory.layout(name)))
-        dtype = str(self.dtypes[name]).removeprefix("torch.")
-        return f"empty({layout}, {dtype})"
+        dtype = self.dtypes[name]
+        size = product(self.memory.layout(name)[0]) * dtype.itemsize
+        return self._made(f"empty({layout}, {str(dtype).removeprefix('torch.')})", size)
+
+    def _made(self, text: str, size: Index) -> str:
+        """The text that makes a tensor of some bytes."""
+        return f"in_large_pages({text})" if size.typical >= LARGE else text
 
     def _segment(self, nests: list[Nest], k: int) -> None:
         new, extents = self.memory.place(nests, k + 1 - len(nests))
@@ -364,6 +371,9 @@ class _GridWriter(_Writer):
         call = [f"segment{number}(address_of(words), stream({self.gpu}))"]
         names = [s.name for nest in nests for stage in nest.stages for s in stage.statements]
         self._ranged(call, lambda: f"{launches[0].kernel} {_ops(nests)}".strip(), names, self._traffic(nests))
+
+    def _made(self, text: str, size: Index) -> str:
+        return text
 
     def _workspaces(self, call: Call) -> list[Index]:
         """Those of libraries on a GPU are not known."""

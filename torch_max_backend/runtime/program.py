@@ -25,6 +25,7 @@ from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.base.errors import ExecutionError, OutOfRangeError
 from torch_max_backend.base.index_sites import Site
 from torch_max_backend.runtime.grid_program import GridLibrary, GridSegmentSpec, grid_names
+from torch_max_backend.runtime.large_pages import in_large_pages
 from torch_max_backend.runtime.packed_products import MM_OF_PACKED, mm_of_packed
 from torch_max_backend.runtime.profiler_ranges import module_range, profiler_range
 
@@ -107,6 +108,7 @@ def _cpu_names() -> dict[str, Any]:
     return {
         "empty": _empty,
         "block_of": _block_of,
+        "in_large_pages": in_large_pages,
         "threads": torch.get_num_threads,
         "parallel": team(),
         "two_words": ctypes.c_int64 * 2,
