@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,28 @@ def test_any_tensor_is_given_back_as_it_is(size: int) -> None:
     x = torch.arange(size)
     assert in_large_pages(x) is x
     assert torch.equal(x, torch.arange(size))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_write_into_large_pages(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Also in a training step, whose inputs require gradients; what stays smaller makes its result itself."""
+    found = noted_plans(monkeypatch)
+
+    def step(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(b, x, w).relu().sum() + torch.bmm(x[:64].view(2, 32, -1), w.expand(2, -1, -1)).sum()
+
+    def gradients(function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        given = [v.detach().requires_grad_() for v in (x, w, b)]
+        return torch.autograd.grad(function(*given), given)
+
+    generator = torch.Generator().manual_seed(0)
+    x, w, b = (torch.randint(-1, 2, shape, generator=generator).to(dtype) for shape in ((4096, 16), (16, 600), (600,)))
+    compiled = torch.compile(step, backend="max_backend", options={"executor": "auto", "fallback": "error"})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, w, b), step(x, w, b))
+    for got, wanted in zip(gradients(compiled), gradients(step), strict=True):
+        torch.testing.assert_close(got, wanted)
+    text = "".join(p.written.spec.source for _, programs in found for p in programs.values())
+    assert "out=in_large_pages(empty(" in text
+    lines = [line for line in text.splitlines() if "= op" in line]
+    assert any("out=" not in line for line in lines)

@@ -24,7 +24,7 @@ from torch_max_backend.codegen.source import ERRORS, Extent, Slot, Source
 from torch_max_backend.codegen.written_over import copies_onto_itself, stored_in_place
 from torch_max_backend.loops.expr import Checked, walk
 from torch_max_backend.loops.index import Index, Sym, product
-from torch_max_backend.loops.program import Call, Ref
+from torch_max_backend.loops.program import Call, Ref, dense_strides
 from torch_max_backend.loops.symbols import expression_of
 from torch_max_backend.partition.region import Region
 from torch_max_backend.runtime.grid_program import ALIGNMENT as GRID_ALIGNMENT
@@ -40,6 +40,11 @@ WORTH_A_TEAM = 100_000
 
 MOST_OPS = 6
 """Names of ops in the name of a profiler range."""
+
+
+aten = torch.ops.aten
+WRITTEN_INTO = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+"""Library calls that can be given what they write their result into."""
 
 
 @dataclass(frozen=True)
@@ -288,6 +293,7 @@ class _Writer:
         writes = call.target._schema.is_mutable
         args = [self._argument(a, writes) for a in call.args]
         args += [f"{k}={self._argument(v, writes)}" for k, v in call.kwargs.items()]
+        args += self._results_given(call)
         results = [r.name if r else "_" for r in call.results]
         returns = call.target._schema.returns
         many = len(returns) > 1 or isinstance(returns[0].type, torch.ListType)
@@ -302,6 +308,16 @@ class _Writer:
                 )
         self.calls.append(f"{call.library} {call.target}")
         self.memory.returned(call, self._workspaces(call))
+
+    def _results_given(self, call: Call) -> list[str]:
+        """The argument by which a product writes into large pages; none where it allocates its result itself."""
+        (result, *_) = call.results
+        if call.target not in WRITTEN_INTO or result is None or result.strides != dense_strides(result.sizes):
+            return []
+        size = product(result.sizes) * result.dtype.itemsize
+        layout = f"{self.formulas.tuple_of(result.sizes)}, {self.formulas.tuple_of(result.strides)}"
+        made = f"empty({layout}, {str(result.dtype).removeprefix('torch.')})"
+        return [f"out={self._made(made, size)}"] if size.typical >= LARGE else []
 
     def _workspaces(self, call: Call) -> list[Index]:
         """What a library has allocated until its call returns."""
@@ -374,6 +390,9 @@ class _GridWriter(_Writer):
 
     def _made(self, text: str, size: Index) -> str:
         return text
+
+    def _results_given(self, call: Call) -> list[str]:
+        return []
 
     def _workspaces(self, call: Call) -> list[Index]:
         """Those of libraries on a GPU are not known."""
