@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tests.support.cases import on_device
 from tests.support.harness import STRICT
 from torch_max_backend import compile_together
 from torch_max_backend.options import resolve
@@ -72,7 +73,7 @@ class Call:
         """Fresh inputs on the device, the same at every call."""
         generator = torch.Generator().manual_seed(0)
         drawn = [x(generator) if callable(x) else x for x in self.inputs]
-        return [moved(x, self.device) if isinstance(x, torch.Tensor) else x for x in drawn]
+        return [on_device(x, self.device) if isinstance(x, torch.Tensor) else x for x in drawn]
 
     def compiled(self) -> Callable[..., Any]:
         """A fresh compiled form of the function."""
@@ -82,13 +83,6 @@ class Call:
         return torch.compile(
             self.function, backend="max_backend", fullgraph=True, dynamic=self.dynamic, options=options
         )
-
-
-def moved(x: torch.Tensor, device: str) -> torch.Tensor:
-    """A copy on a device that keeps strides, gaps and the offset."""
-    length = x.untyped_storage().nbytes() // x.element_size()
-    memory = x.as_strided((length,), (1,), 0).to(device, copy=True)
-    return memory.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 # -- running -------------------------------------------------------------------------------------------------------

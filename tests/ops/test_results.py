@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.checks import moved
 from tests.ops.cases import CASES, OpCase
+from tests.support.cases import on_device
 from torch_max_backend import reports
 from torch_max_backend.ops.declaration import Tolerance, declaration_of, gradient
 
@@ -47,7 +47,7 @@ def with_gradients(case: OpCase, args: tuple[Any, ...]) -> tuple[list[Any], list
 def check(case: OpCase, dtype: torch.dtype, device: str = "cpu") -> None:
     """Call an op in eager, and compare results and gradients; all of it must be programs."""
     declaration, known = declaration_of(case.op), len(reports())
-    args = tuple(moved(x, device) if isinstance(x, torch.Tensor) else x for x in case.made(dtype))
+    args = tuple(on_device(x, device) if isinstance(x, torch.Tensor) else x for x in case.made(dtype))
     own, wide = with_gradients(case, args)
     found, wanted = results_of(case.call(*own)), results_of(declaration.reference(*wide))
     for k, (f, w) in enumerate(zip(found, wanted, strict=True)):

@@ -66,6 +66,13 @@ def bools(*shape: int) -> Maker:
     return lambda g: torch.rand(shape, generator=g) < 0.5
 
 
+def on_device(x: torch.Tensor, device: str) -> torch.Tensor:
+    """A copy on a device that keeps strides, gaps and the offset."""
+    length = x.untyped_storage().nbytes() // x.element_size()
+    memory = x.as_strided((length,), (1,), 0).to(device, copy=True)
+    return memory.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
 def special(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """NaN, infinities, signed zeros, subnormals, halves for rounding, large and small values: 16 of them."""
     inf, nan = float("inf"), float("nan")
