@@ -1,10 +1,10 @@
 """torchao's schemes: ``python -m benchmarks.quantised`` prints scheme by model against torchao with Inductor.
 
 Models are of random weights. Speeds are of a prompt and of one token alone; Inductor and this backend take turns in
-one process, on a GPU each with ``mode="reduce-overhead"`` as well, of which the better one counts. Memory is the
-weights and what torch's allocator gives out at most while the prompt runs. A row reaches what is required if no op is
-an island, the error is at most twice eager's (or a rounding, where torchao has quantised nothing), memory is within 3 %
-of Inductor's, and a token is as fast.
+one process, on a GPU each with ``mode="reduce-overhead"`` as well, of which the better one counts; tokens are of that
+mode alone there. Memory is the weights and what torch's allocator gives out at most while the prompt runs. A row
+reaches what is required if no op is an island, the error is at most twice eager's (or a rounding, where torchao has
+quantised nothing), memory is within 3 % of Inductor's, and a token is as fast.
 
 Inductor compiles these models for minutes: ``--compile`` only fills the caches, for a run behind it to measure.
 """
@@ -142,15 +142,18 @@ def measured(
             recorded = torch.compile(model, backend=backend, dynamic=False, mode=RECORDED)
             compiled[f"{name} {RECORDED}"] = recorded
     before = len(torch_max_backend.reports())
-    inputs = [prompt] if prompt.is_floating_point() else [prompt, prompt[:, :1]]
-    for x in inputs:
-        for function in compiled.values():
+    of_token = {name: f for name, f in compiled.items() if RECORDED in name} or compiled
+    calls = [(prompt, compiled)]
+    if not prompt.is_floating_point():
+        calls.append((prompt[:, :1], of_token))
+    for x, functions in calls:
+        for function in functions.values():
             function(x)
     if clock is None:
         return None
     eager, found = model(prompt), compiled["max"](prompt).clone()
     with turn:
-        times = [_in_turns(compiled, x, clock) for x in inputs]
+        times = [_in_turns(functions, x, clock) for x, functions in calls]
         peaks = {name: _peak(compiled[name], prompt) for name in ("inductor", "max")}
     islands = sum(len(report.islands) for report in torch_max_backend.reports()[before:])
     scale = float(exact.float().norm())
