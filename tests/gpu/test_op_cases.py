@@ -17,9 +17,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from tests.gpu.checks import moved
 from tests.support.case_tables import case_modules, case_tables
-from tests.support.cases import Case
+from tests.support.cases import Case, on_device
 from tests.support.float64 import check_or_compare_with_float64
 from tests.support.harness import prepare
 
@@ -60,8 +59,8 @@ def _on_gpu(case: Case) -> Case:
 
     def moving(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return lambda generator: moved(x, "cuda")
-        return (lambda generator: moved(_on_cpu(x, generator), "cuda")) if callable(x) else x
+            return lambda generator: on_device(x, "cuda")
+        return (lambda generator: on_device(_on_cpu(x, generator), "cuda")) if callable(x) else x
 
     second = None if case.second is None else tuple(map(moving, case.second))
     return replace(case, inputs=tuple(map(moving, case.inputs)), second=second)
@@ -134,7 +133,7 @@ def _constants_on_gpu() -> Iterator[None]:
     modules = list(case_modules().values())
     held = [(m, name, x) for m in modules for name, x in vars(m).items() if isinstance(x, torch.Tensor)]
     for module, name, x in held:
-        setattr(module, name, moved(x, "cuda"))
+        setattr(module, name, on_device(x, "cuda"))
     try:
         yield
     finally:
