@@ -624,13 +624,18 @@ def test_a_large_matrix_of_integers_is_unpacked_in_parts(
     assert strides(found) == (-(-features // 8) * 8, 1)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_factor_lies_as_what_it_is_computed_from(program_of: Callable[..., Program], turned: bool) -> None:
-    """Such as a weight of 8 bits, which a linear reads turned."""
+@pytest.mark.parametrize(
+    ("depth", "turned", "strides"), [(64, False, [48, 1]), (64, True, [1, 64]), (60, True, [48, 1])]
+)
+def test_a_factor_lies_as_what_it_is_computed_from(
+    program_of: Callable[..., Program], depth: int, turned: bool, strides: list[int]
+) -> None:
+    """Such as a weight of 8 bits, which a linear reads turned; but not where its rows would begin anywhere."""
 
     def function(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return x @ ((w.t() if turned else w).to(torch.float32) * scale).to(x.dtype)
 
-    weight = partial(torch.empty, (64, 64), dtype=torch.float8_e4m3fn, device="cuda")
-    (call,) = calls(program_of(function, half(5, 64), weight, single(64)))
-    assert [int(s.constant) for s in call.args[1].strides] == ([1, 64] if turned else [64, 1])
+    shape = (48, depth) if turned else (depth, 48)
+    weight = partial(torch.empty, shape, dtype=torch.float8_e4m3fn, device="cuda")
+    (call,) = calls(program_of(function, half(5, depth), weight, single(48)))
+    assert [int(s.constant) for s in call.args[1].strides] == strides

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from tests.codegen.test_emulated_kernels import for_gpu
+from tests.support.grid_emulator import emulated
 from tests.support.grid_programs import check_emulated
 from tests.support.loop_programs import LoopProgram
+from torch_max_backend.compile.cuda_build import build_cubin
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.loops.rules.registry import rules
 from torch_max_backend.loops.tensor import Tensor
@@ -55,6 +57,21 @@ def test_how_many_copies_there_are(places: int, width: int, updates: int, count:
 def test_sums(width: int, dtype: torch.dtype) -> None:
     """Small numbers, of which sums are exact."""
     check_emulated(made(4, width, 700, dtype))
+
+
+def test_fewer_roundings() -> None:
+    """A sum of 65,536 numbers is right to a unit in the last place; one that adds them one by one, as ATen's on a CPU,
+    is not."""
+    y, at = torch.rand(1 << 16, generator=torch.Generator().manual_seed(0)), torch.zeros(1 << 16, dtype=torch.int64)
+    (found,) = emulated(for_gpu(added, torch.zeros(1), at, y).written())(torch.zeros(1), at, y)
+    exact = y.double().sum()
+    unit = torch.finfo(torch.float32).eps * exact
+    assert (found - exact).abs() <= unit < (torch.zeros(1).index_add(0, at, y) - exact).abs()
+
+
+def test_kernels_compile() -> None:
+    written = made(33, 8, 9000, torch.bfloat16).written()
+    assert len(build_cubin(written.source, threads=written.threads, clusters=written.clusters)) > 1000
 
 
 def test_indices_of_two_dimensions() -> None:

@@ -24,6 +24,7 @@ from torch_max_backend.codegen.source import ERRORS, Extent, Slot, Source
 from torch_max_backend.codegen.written_over import copies_onto_itself, stored_in_place
 from torch_max_backend.loops.expr import Checked, walk
 from torch_max_backend.loops.index import Index, Sym, product
+from torch_max_backend.loops.libraries import DENSE_PRODUCTS
 from torch_max_backend.loops.program import Call, Ref, dense_strides
 from torch_max_backend.loops.symbols import expression_of
 from torch_max_backend.partition.region import Region
@@ -40,11 +41,6 @@ WORTH_A_TEAM = 100_000
 
 MOST_OPS = 6
 """Names of ops in the name of a profiler range."""
-
-
-aten = torch.ops.aten
-WRITTEN_INTO = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
-"""Library calls that can be given what they write their result into."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +195,13 @@ class _Writer:
         }
 
     def _allocation(self, name: str) -> str:
-        layout = ", ".join(map(self.formulas.tuple_of, self.memory.layout(name)))
-        dtype = self.dtypes[name]
-        size = product(self.memory.layout(name)[0]) * dtype.itemsize
-        return self._made(f"empty({layout}, {str(dtype).removeprefix('torch.')})", size)
+        return self._empty(*self.memory.layout(name), self.dtypes[name])
+
+    def _empty(self, sizes: Sequence[Index], strides: Sequence[Index], dtype: torch.dtype) -> str:
+        """The text that makes a tensor."""
+        layout = f"{self.formulas.tuple_of(sizes)}, {self.formulas.tuple_of(strides)}"
+        text = f"empty({layout}, {str(dtype).removeprefix('torch.')})"
+        return self._made(text, product(sizes) * dtype.itemsize)
 
     def _made(self, text: str, size: Index) -> str:
         """The text that makes a tensor of some bytes."""
@@ -312,12 +311,10 @@ class _Writer:
     def _results_given(self, call: Call) -> list[str]:
         """The argument by which a product writes into large pages; none where it allocates its result itself."""
         (result, *_) = call.results
-        if call.target not in WRITTEN_INTO or result is None or result.strides != dense_strides(result.sizes):
+        if call.target not in DENSE_PRODUCTS or result is None or result.strides != dense_strides(result.sizes):
             return []
-        size = product(result.sizes) * result.dtype.itemsize
-        layout = f"{self.formulas.tuple_of(result.sizes)}, {self.formulas.tuple_of(result.strides)}"
-        made = f"empty({layout}, {str(result.dtype).removeprefix('torch.')})"
-        return [f"out={self._made(made, size)}"] if size.typical >= LARGE else []
+        is_large = (product(result.sizes) * result.dtype.itemsize).typical >= LARGE
+        return [f"out={self._empty(result.sizes, result.strides, result.dtype)}"] if is_large else []
 
     def _workspaces(self, call: Call) -> list[Index]:
         """What a library has allocated until its call returns."""

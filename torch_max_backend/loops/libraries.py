@@ -27,12 +27,12 @@ def _known(namespace: str, *names: str) -> list[OpOverload]:
     return [getattr(ops, name).default for name in names if hasattr(ops, name)]
 
 
+DENSE_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+"""Products whose libraries read factors as they lie or turned, and can be given what they write their result into."""
+
 _PRODUCTS = [
-    aten.mm.default,
-    aten.addmm.default,
+    *DENSE_PRODUCTS,
     aten._addmm_activation.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
     aten.addbmm.default,
     aten._int_mm.default,
     aten._trilinear.default,

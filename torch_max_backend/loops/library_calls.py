@@ -21,6 +21,7 @@ from torch_max_backend.loops.expr import SHORT, Load
 from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.libraries import (
     AS_TRACED,
+    DENSE_PRODUCTS,
     OF_DENSE_ROWS,
     PACKED_CONVOLUTIONS,
     PACKED_LINEARS,
@@ -38,13 +39,6 @@ from torch_max_backend.runtime.packed_products import MM_OF_PACKED
 CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
-FACTORS = (
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten.baddbmm.default,
-)
-"""Products, whose libraries read factors as they lie or turned."""
 CONTIGUOUS = STARTS | {torch.ops.aten._weight_int8pack_mm.default, MM_OF_PACKED}
 """What takes tensors without gaps and in their own order alone."""
 
@@ -230,7 +224,7 @@ class LibraryCalls:
             return type(x)(as_ref(v) for v in x) if isinstance(x, list | tuple) else x
 
         args, kwargs = self._as_read(target, args, kwargs)
-        if target in FACTORS and self.node is not None and self.node.target is target:
+        if target in DENSE_PRODUCTS and self.node is not None and self.node.target is target:
             for x, origin in zip(args, self.node.args, strict=False):
                 self._lie_as_in_eager(x, origin)
         many = isinstance(promise, list | tuple)

@@ -96,18 +96,24 @@ class OnGpu(AttentionOnGpu):
     ) -> Tensor | None:
         """A product of one row, which takes the time of reading its matrix: a library has few blocks for that.
 
-        Or one of a large matrix that is unpacked.
+        With more rows one whose large matrix is unpacked.
         """
-        if target not in PRODUCTS or not is_a_row(args):
-            packed = large_packed_product(self.builder.program, target, args)
-            if packed is None:
-                return None
-            strides = Index.of(row_stride(int(args[1].shape[1].constant))), Index.of(1)
-            return self._call(MM_OF_PACKED, packed, {}, promise, [strides])
+        if target not in PRODUCTS:
+            return None
+        if not is_a_row(args):
+            return self._packed_product(target, args, promise)
         matrix = self._in_place(args[-1]) if source_of(args[-1]) in self.memory else None
         if matrix is not None and matrix.strides[1] == 1 and math.prod(s.constant for s in args[-1].shape) > LARGE_ROWS:
             return None
         return product_as_loops(args, kwargs)
+
+    def _packed_product(self, target: Any, args: Sequence[Any], promise: object) -> Tensor | None:
+        """A product with a large matrix that is unpacked part by part; none if it is no such."""
+        packed = large_packed_product(self.builder.program, target, args)
+        if packed is None:
+            return None
+        strides = Index.of(row_stride(int(args[1].shape[1].constant))), Index.of(1)
+        return self._call(MM_OF_PACKED, packed, {}, promise, [strides])
 
     def _is_better_as_loops(self, args: Sequence[Any], promise: torch.Tensor) -> bool:
         """Whether a convolution is depthwise and of few taps: cuDNN takes several times as long as reading it, unless
