@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_max_backend.base.target import Machine
+from torch_max_backend.capture import attention_pattern
 from torch_max_backend.capture.attention_masks import simplify_masks
 from torch_max_backend.capture.attention_pattern import recognize_attention
 from torch_max_backend.capture.user_controlled_ops import left_to_torch
@@ -124,6 +125,15 @@ ATTENTION: list[tuple[Function, Shapes]] = [
 ]
 
 
+LIMITS = {name: getattr(attention_pattern, name) for name in ("SHORT", "SHORT_WITH_BIAS")}
+
+
+@pytest.fixture(autouse=True)
+def few_numbers_are_worth_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LIMITS:
+        monkeypatch.setattr(attention_pattern, name, 0)
+
+
 @pytest.fixture(autouse=True)
 def elsewhere() -> Iterator[None]:
     with Machine.parse("cuda:sm_90a").pretended():
@@ -166,6 +176,23 @@ def test_attention_is_one_op(function: Callable[..., torch.Tensor], shapes: Shap
         bound = 8 * torch.finfo(dtype).eps
         torch.testing.assert_close(got.double(), exact, rtol=0, atol=bound)
         assert (got - exact).abs().mean() <= 1.5 * (eager - exact).abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "is_one_op"),
+    [((13, 13), False), ((16, 16), False), ((16, 17), True), ((1, 16), True), ((17, 5), True)],
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_what_is_short_stays_steps(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, int], is_one_op: bool, with_bias: bool
+) -> None:
+    """Of one query a loop computes attention, whatever the number of keys."""
+    for name, limit in LIMITS.items():
+        monkeypatch.setattr(attention_pattern, name, limit)
+    queries, keys = (n * 2 if with_bias and lengths[0] != 1 else n for n in lengths)
+    shapes: Shapes = (2, 3, queries, 16), (2, 3, keys, 16), (2, 3, keys, 8)
+    function, *others = (biased, (3, queries, keys)) if with_bias else (plain,)
+    assert count(rewritten(function, (*shapes, *others)), aten.scaled_dot_product_attention.default) == is_one_op
 
 
 def test_a_row_that_is_hidden_is_not_a_number() -> None:
