@@ -12,7 +12,8 @@ import torch
 from tests.support.absent_gpu import trace
 from tests.support.loop_programs import noted_programs
 from torch_max_backend.loops import build, convolution_layout, on_gpu
-from torch_max_backend.loops.program import Call, Program
+from torch_max_backend.loops.program import Call, Program, Ref
+from torch_max_backend.runtime.odd_products import MM_OF_ODD_COLUMNS
 from torch_max_backend.schedule.machine import GPU
 from torch_max_backend.schedule.plan import schedule
 
@@ -207,6 +208,29 @@ def test_zeros_make_columns_even(program_of: Callable[..., Program], bias: bool)
     assert [int(s.constant) for s in weight.sizes] == [768, 1008]
     assert [int(s.constant) for s in weight.strides] == [1, 768]
     assert [[int(s.constant) for s in x.sizes] for x in bias_] == [[1008]] * bias
+
+
+@pytest.mark.parametrize(
+    ("rows", "bias", "target"),
+    [
+        (128, False, MM_OF_ODD_COLUMNS),
+        (4096, False, MM_OF_ODD_COLUMNS),
+        (128, True, MM_OF_ODD_COLUMNS),
+        (4096, True, aten.addmm.default),
+    ],
+)
+def test_odd_columns_of_a_large_weight_are_a_product_of_their_own(
+    program_of: Callable[..., Program], rows: int, bias: bool, target: Any
+) -> None:
+    """Many rows with a bias are a product with zeros behind the weight, since cuBLASLt adds no bias to parts."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(F.linear(x, w, b if bias else None), -1)
+
+    (call,) = calls(program_of(function, half(rows, 768), half(30522, 768), half(30522)))
+    assert call.target is target and strides(call) == (30528, 1)
+    (weight,) = [x for x in call.args if isinstance(x, Ref) and x.sizes[0] == 768]
+    assert weight.sizes[1] == (30522 if target is MM_OF_ODD_COLUMNS else 30528)
 
 
 def test_a_bias_of_one_number_keeps_odd_columns(program_of: Callable[..., Program]) -> None:
@@ -471,10 +495,12 @@ def test_prefixes_of_known_sizes_are_loops(program_of: Callable[..., Program]) -
 
 @pytest.mark.parametrize("sizes", [(70, 65, 67), (64, 72, 67), (70, 67, 64), (65, 66, 70)], ids=str)
 @pytest.mark.parametrize("turned", [False, True])
-def test_products_with_zeros_are_right(
-    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], turned: bool
+@pytest.mark.parametrize("part", [1, 2**22], ids=["cut", "with zeros"])
+def test_products_with_odd_sizes_are_right(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], turned: bool, part: int
 ) -> None:
     """The walk for a GPU, on a CPU, with products of a size that is soon computed."""
+    monkeypatch.setattr(on_gpu, "WORTH_A_PART", part)
     monkeypatch.setattr(build, "FromRegion", on_gpu.OnGpu)
     for limit in ("WORTH_ZEROS", "WORTH_A_COPY", "LARGE"):
         monkeypatch.setattr(on_gpu, limit, 1)

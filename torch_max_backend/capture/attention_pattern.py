@@ -35,8 +35,8 @@ VECTOR, LARGEST_HEAD = 8, 256
 LOWEST = torch.finfo(torch.bfloat16).min
 """The number up to which scores count as hidden."""
 SHORT, SHORT_WITH_BIAS = 16, 32
-"""Queries and keys up to which the steps take less time than a fused kernel, whose tiles are mostly empty then: measured
-on an H200 with 128 to 4096 heads of 32 to 128 numbers, 21 to 113 µs with a bias and 13 to 37 by steps."""
+"""Queries and keys up to which the steps take less time than a fused kernel, whose tiles are mostly empty then. On an
+H200, with 256 to 4096 heads of 32 to 128 numbers: 16 to 113 µs with a bias, and 8 to 37 by steps."""
 WORTH_ZEROS = 2
 """Scores for each number of queries and keys from which zeros behind these pay. A guess: it is measured nowhere."""
 
@@ -142,7 +142,7 @@ def _suits(attention: Attention) -> bool:
     numbers = [x.hidden for x in attention.biases if x.hidden is not None and math.isfinite(x.hidden)]
     if len(numbers) > (query.dtype is torch.bfloat16):  # a sum of two is minus infinity, and float16 has none so low
         return False
-    is_short = 1 < length and max(length, keys) <= (SHORT_WITH_BIAS if attention.biases else SHORT)
+    is_short = length > 1 and max(length, keys) <= (SHORT_WITH_BIAS if attention.biases else SHORT)
     is_even = all(n % VECTOR == 0 for n in sizes) or length * keys >= WORTH_ZEROS * (length + keys) * max(sizes)
     return (
         query.dtype in HALF

@@ -40,14 +40,13 @@ from torch_max_backend.loops.rules.indexing import filled
 from torch_max_backend.loops.rules.registry import rule_of
 from torch_max_backend.loops.tensor import Builder, Shape, Tensor
 from torch_max_backend.partition.region import Region
-from torch_max_backend.runtime.packed_products import MM_OF_PACKED, row_stride
+from torch_max_backend.runtime.odd_products import MM_OF_ODD_COLUMNS, ROW, even
+from torch_max_backend.runtime.packed_products import MM_OF_PACKED
 
 aten = torch.ops.aten
 _HALF = CUDNN_DTYPES
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, ACTIVATED)
 _WHOLE_VIEWS = RESHAPES | PERMUTES
-ROW = 8
-"""Elements of 16 bits in 16 bytes."""
 SHORTEST, LARGE = 64, 2**16
 """Sizes of a product, and elements of what it reads, that are worth care for rows."""
 LARGE_ROWS = 2**25
@@ -57,6 +56,8 @@ WORTH_ZEROS = 2**31
 WORTH_A_COPY = 256
 """The same for each element of a result that leaves, or of a factor, if it is copied for that. Both limits were chosen
 on one H100, where odd columns took two to five times as long; no benchmark of this repository shows them."""
+WORTH_A_PART = 2**22
+"""Elements of a factor whose odd columns are a product of their own, which takes less time than a copy then."""
 
 
 class OnGpu(AttentionOnGpu):
@@ -83,8 +84,8 @@ class OnGpu(AttentionOnGpu):
         leaves = any(port.node is node for port in self.region.outputs)
         if leaves or self.factors[node] < WORTH_ZEROS or length < SHORTEST or length % ROW == 0:
             return self._defined(result)
-        padded = self._with_zeros(result, [0, _even(length) - length])
-        self.with_zeros[source_of(padded)] = _even(length)
+        padded = self._with_zeros(result, [0, even(length) - length])
+        self.with_zeros[source_of(padded)] = even(length)
         return Tensor(result.shape, result.dtype, padded.at)
 
     def _is_for_library(self, target: Any, args: Sequence[Any]) -> bool:
@@ -112,7 +113,7 @@ class OnGpu(AttentionOnGpu):
         packed = large_packed_product(self.builder.program, target, args)
         if packed is None:
             return None
-        strides = Index.of(row_stride(int(args[1].shape[1].constant))), Index.of(1)
+        strides = Index.of(even(int(args[1].shape[1].constant))), Index.of(1)
         return self._call(MM_OF_PACKED, packed, {}, promise, [strides])
 
     def _is_better_as_loops(self, args: Sequence[Any], promise: torch.Tensor) -> bool:
@@ -150,7 +151,8 @@ class OnGpu(AttentionOnGpu):
         return self._call(target, args, kwargs, promise)
 
     def _product(self, target: Any, args: Sequence[Any], promise: torch.Tensor) -> Any:
-        """A product of matrices, with a bias or without. Where it pays, zeros make odd sizes multiples of ``ROW``."""
+        """A product of matrices, with a bias or without. Where it pays, zeros make odd sizes multiples of ``ROW``, or
+        odd columns are a product of their own."""
         *before, a, b = args
         if a.dtype not in _HALF or not all(s.is_constant for x in (a, b) for s in x.shape):
             return self._call(target, args, {}, promise)
@@ -160,8 +162,11 @@ class OnGpu(AttentionOnGpu):
             return found or self._call(target, args, {}, promise)
         is_copied = self._leaves() and depth < WORTH_A_COPY
         is_plain = not before or before[0].shape == (columns,)
-        wide = _even(columns) if is_plain and not is_copied else columns
-        deep = _even(depth) if min(rows, columns) >= WORTH_A_COPY else depth
+        wide = even(columns) if is_plain and not is_copied else columns
+        deep = even(depth) if min(rows, columns) >= WORTH_A_COPY else depth
+        if wide != columns and deep == depth and (not before or rows < depth) and self._is_cut(b):
+            given = [self._factor(a, (rows, depth), columns), b, *(before or [None])]
+            return self._call(MM_OF_ODD_COLUMNS, given, {}, promise, [(Index.of(wide), Index.of(1))])
         factors = [self._factor(a, (rows, deep), columns), self._factor(b, (deep, wide), rows)]
         if wide == columns:
             return self._activated(before, factors, promise) or self._call(target, [*before, *factors], {}, promise)
@@ -169,6 +174,14 @@ class OnGpu(AttentionOnGpu):
         whole = torch.empty((rows, wide), dtype=a.dtype, device="meta")
         found = self._activated(bias, factors, whole) or self._call(target, [*bias, *factors], {}, whole)
         return Tensor(self.symbols.shape(promise.shape), a.dtype, found.at)
+
+    def _is_cut(self, factor: Tensor) -> bool:
+        """Whether odd columns of a second factor, which lie one behind the other, are cut off rather than copied with
+        zeros behind them. A bias that cuBLASLt does not add is for few rows."""
+        ref = self._reference(aten.mm.default, factor)
+        depth, columns = (int(s.constant) for s in ref.sizes)
+        is_turned = ref.strides[0] == 1 and int(ref.strides[1].constant) % ROW == 0
+        return is_turned and depth * columns >= WORTH_A_PART
 
     # _addmm_activation(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1, bool use_gelu=False)
     #     -> Tensor
@@ -204,7 +217,7 @@ class OnGpu(AttentionOnGpu):
         rows = Tensor(x.shape[::-1], x.dtype, lambda index: x.at(index[::-1])) if turned else x
         outer, length = (int(s.constant) for s in rows.shape)
         own = sizes[::-1] if turned else sizes
-        padded = self._ref(self._with_zeros(rows, [0, _even(length) - length, 0, own[0] - outer]))
+        padded = self._ref(self._with_zeros(rows, [0, even(length) - length, 0, own[0] - outer]))
         strides = padded.strides[::-1] if turned else padded.strides
         return Ref(padded.name, tuple(map(Index.of, sizes)), strides, padded.offset)
 
@@ -294,7 +307,3 @@ def _viewed(node: Any) -> fx.Node:
     while node.target in _WHOLE_VIEWS:
         node = node.args[0]
     return node
-
-
-def _even(size: int) -> int:
-    return -(-size // ROW) * ROW

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 
+from torch_max_backend.runtime.odd_products import ROW, even, multiply
+
 PACKED = 32
 """What divides both sides of a matrix that torch's kernel for a CPU reads as it is packed."""
 PART = 2**23
 """Bytes of a part of a matrix that is unpacked on a GPU: a piece of the memory, and it stays in the L2 cache."""
-ROW = 8
-"""Rows of a result on a GPU begin at multiples of as many elements, as cuBLASLt's fast kernels want them."""
 
 _library = torch.library.Library("torch_max_backend", "FRAGMENT")
 _library.define("mm_of_packed(Tensor self, Tensor packed) -> Tensor")
@@ -35,17 +35,12 @@ MM_OF_PACKED = torch.ops.torch_max_backend.mm_of_packed.default
 _library.impl("mm_of_packed", mm_of_packed, "CompositeExplicitAutograd")
 
 
-def row_stride(features: int) -> int:
-    """How far apart the rows of a result are on a GPU, in elements."""
-    return -(-features // ROW) * ROW
-
-
 def _in_parts(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     features, depth = packed.shape
     step = max(PART // (depth * x.element_size()) // ROW, 1) * ROW
-    whole = x.new_empty_strided((x.shape[0], features), (row_stride(features), 1))
+    whole = x.new_empty_strided((x.shape[0], features), (even(features), 1))
     for start in range(0, features, step):
-        torch.mm(x, packed[start : start + step].to(x.dtype).t(), out=whole[:, start : start + step])
+        multiply(x, packed[start : start + step].to(x.dtype).t(), whole[:, start : start + step])
     return whole
 
 
