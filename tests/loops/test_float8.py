@@ -11,6 +11,7 @@ import torch
 import torch_max_backend
 from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.loops import float8
+from torch_max_backend.loops.expr import Load, cast
 
 OPTIONS = {"fallback": "error", "executor": "auto"}
 DTYPES = sorted(FLOAT8, key=str)
@@ -103,3 +104,15 @@ def test_a_max_graph_has_no_floats_of_8_bits() -> None:
         torch.compile(
             lambda x: x.to(torch.float8_e5m2), backend="max_backend", options={"executor": "graph", "fallback": "error"}
         )(x)
+
+
+@pytest.mark.parametrize("by", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+)
+def test_what_16_bits_hold_is_not_rounded(dtype: torch.dtype, by: torch.dtype) -> None:
+    """So that a weight which is read as 16 bits, and multiplied in float32, is converted once."""
+    x = Load("x", (), dtype)
+    assert cast(cast(x, by), torch.float32) == cast(x, torch.float32)
+    every = torch.arange(256).to(torch.uint8).view(dtype)
+    assert torch.equal(every.to(by).float().nan_to_num(7.0), every.float().nan_to_num(7.0))

@@ -366,9 +366,11 @@ def cast(x: Scalar, dtype: torch.dtype, name: str = "cast") -> Scalar:
     if x.dtype is dtype:
         return x
     if dtype in FLOAT8 or x.dtype in FLOAT8:
-        from torch_max_backend.loops.float8 import decoded, encoded
+        from torch_max_backend.loops.float8 import decoded, encoded, is_held
 
-        return encoded(cast(x, torch.float32), dtype) if dtype in FLOAT8 else cast(decoded(x), dtype)
+        if dtype in FLOAT8:
+            return encoded(cast(x, torch.float32), dtype)
+        return cast(decoded(x), dtype, "round" if is_held(x.dtype, dtype) else name)
     if isinstance(x, Const) and (dtype.is_floating_point or isinstance(x.value, int) or math.isfinite(x.value)):
         return constant(x.value, dtype)
     if isinstance(x, Op) and x.name == "round" and dtype is x.args[0].dtype:
