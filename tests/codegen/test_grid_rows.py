@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.codegen.test_emulated_kernels import as_if_large, for_gpu  # noqa: F401
+from tests.support.emulated_gpu import emulate_gpu
 from tests.support.grid_programs import SMALL_GPU, check_emulated
 from tests.support.loop_programs import LoopProgram
 from torch_max_backend.compile.cuda_build import build_cubin
@@ -66,6 +67,28 @@ def test_what_later_stages_read_is_read_first() -> None:
     before, after = made.written().source.split("warp_add", 1)
     assert before.count("load_aligned") == 4 and "load_aligned" not in after
     check_emulated(made)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("rows", "columns"), [(9, 512), (70, 1000), (9, 4096), (33, 130)])
+def test_what_is_written_is_not_read_again(
+    rows: int, columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum that is a result, and the norm of it: the norm's stages have the sum in registers."""
+    written = emulate_gpu(monkeypatch)
+
+    def sum_and_norm(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + y
+        return total, torch.nn.functional.layer_norm(total, (columns,))
+
+    inputs = torch.randn(rows, columns, dtype=dtype), torch.randn(rows, columns, dtype=dtype)
+    options = {"executor": "auto", "fallback": "error"}
+    found = torch.compile(sum_and_norm, backend="max_backend", options=options)(*inputs)
+    torch.testing.assert_close(found, sum_and_norm(*inputs))
+    (source,) = (w.source for w in written)
+    stored = re.findall(r"store(?:_aligned)?\((p\d+),", source)
+    assert len(set(stored)) == 2 and source.count("def ") == 1
+    assert not re.search(rf"load\w*\[\d+\]\(({'|'.join(stored)}),", source)
 
 
 def test_a_row_of_an_odd_length_has_few_threads() -> None:

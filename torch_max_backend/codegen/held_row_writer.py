@@ -56,6 +56,7 @@ class HeldRowWriter(TileWriter):
                     if not s.combiner:
                         if not self._is_stored_later(stage, s, k, value):
                             self._finish(s, *value)
+                        self._note_stored(s, value)
                         continue
                     text, compared = self._widened(value, self.nest.lanes), s.name not in accumulators
                     if compared and s.place is None:
@@ -76,6 +77,11 @@ class HeldRowWriter(TileWriter):
                     results[of.name] = own
                 found = results[of.name]
                 self._finish(s, *self._taken(s, found if of is s else Accumulator(found.value)))
+
+    def _note_stored(self, s: Statement, value: Value) -> None:
+        """Later stages find in registers what is written of a vector: its thread reads none of it from memory."""
+        if s.address is not None and s.how is None and s.dtype not in (torch.bool, *FLOAT8):
+            self.scopes[-1][Load(s.name, (s.address,), s.dtype)] = value
 
     def _is_stored_later(self, stage: StageNest, s: Statement, k: int, value: Value) -> bool:
         """Keep a result, with those beside it in memory, for one store of them all; the last one of these writes it."""
