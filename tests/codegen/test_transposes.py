@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ from tests.codegen.test_emulated_kernels import for_gpu
 from tests.support.grid_programs import check_emulated
 from torch_max_backend.loops.expr import cast
 from torch_max_backend.loops.index import Var
-from torch_max_backend.loops.rules import views
+from torch_max_backend.loops.rules import reduce, views
 from torch_max_backend.loops.tensor import Tensor, pointwise
 from torch_max_backend.schedule import grid_limits
 from torch_max_backend.schedule.grid_nest import GridNest
@@ -104,6 +105,27 @@ def test_short_sides_go_on_in_the_loop_around_them(shape: tuple[int, ...], dtype
     made = for_gpu(reversed_, numbers(dtype, *(size + (k == longest) for k, size in enumerate(shape))))
     (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
     assert nest.tile is not None and min(nest.tile.sides) >= 30
+    check_emulated(made)
+
+
+def softmax_of_turned(x: Tensor) -> tuple[Tensor, ...]:
+    """Over the first dimension; the result lies along the second one, and ``x`` along the third."""
+    return (reduce.softmax(turned(x), 0, False),)
+
+
+@pytest.mark.parametrize("rows", [5, 16, 40])
+def test_rows_that_neither_side_runs_along_leave_turning_to_tiles(rows: int) -> None:
+    """However short: a thread that has a row is beside others in what it reads, and far from them in what it writes."""
+    made = for_gpu(softmax_of_turned, torch.zeros(rows, 600, 700, dtype=torch.bfloat16), smooth=True)
+    sums, result = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
+    assert isinstance(result.tile, Tile) and sums.tile is None
+
+
+@pytest.mark.parametrize("rows", [5, 16, 40])
+def test_softmax_of_turned(rows: int) -> None:
+    made = for_gpu(softmax_of_turned, torch.randn(rows, 70, 65, dtype=torch.bfloat16), smooth=True)
+    made = dataclasses.replace(made, machine=dataclasses.replace(GPU, turned=1))
+    assert len([n for n in schedule(made.program, made.machine).steps if isinstance(n, GridNest)]) == 2
     check_emulated(made)
 
 

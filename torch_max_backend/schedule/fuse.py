@@ -192,14 +192,12 @@ def _turns(group: _Group, d: Definition, shared: list[Var], layouts: Mapping[str
 
     A kernel of its own can turn tiles in registers or shared memory. As a batch norm of a contiguous image whose result
     has channels last, which would write each element of a row into another sector. Short rows are one thread's, which
-    writes beside its neighbours; on a CPU, where all of them have neighbours along a loop around them.
+    writes beside its neighbours where all of them have neighbours along a loop around them.
     """
     has_rows = any(cost.iterations(x) > cost.count(shared) for x in (*group.members, d))
     if d.how is not None or cost.iterations(d) < machine.turned:
         return False
     is_short = has_rows and cost.iterations(d) <= SHORT * cost.count(shared)
-    if is_short and machine.has_grid:
-        return False
     theirs = Counter[Var | None]()
     for m in group.members:
         theirs.update(_directions(m, shared, layouts, has_rows))
