@@ -195,6 +195,18 @@ def test_ranges_of_symbolic_variables_decide() -> None:
     assert least(Index.of(i), Index.of(n)) == Index.of(i)
 
 
+@pytest.mark.parametrize(("size", "outputs"), [(15, 9), (7, 7), (9, 4), (4, 9), (224, 7), (100, 3)])
+def test_bounds_of_windows_that_share_a_size(size: int, outputs: int) -> None:
+    """Those of adaptive pooling differ by one element at most, which the difference of two quotients tells."""
+    i = Index.of(Var("i", outputs))
+    begin, end = i * size // outputs, ((i + 1) * size + outputs - 1) // outputs
+    lengths = [-(-(k + 1) * size // outputs) - k * size // outputs for k in range(outputs)]
+    low, high = (end - begin).bounds
+    assert low <= min(lengths) and max(lengths) <= high <= low + 1
+    assert tuple((begin - end).bounds) == (-high, -low)
+    assert ((end - begin) * 2 + i).bounds == (2 * low, 2 * high + outputs - 1)
+
+
 def test_hints_are_for_estimates_alone() -> None:
     n = Sym("n", hint=40)
     assert Sym("n", hint=7) == n

@@ -13,8 +13,9 @@ their operands. Loop variables run from 0 to their size, symbolic sizes are at l
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -206,8 +207,7 @@ class Index:
     def bounds(self) -> tuple[float, float]:
         """The least and the greatest value that it may have; infinite where nothing is known."""
         low = high = float(self.constant)
-        for atom, k in self.terms:
-            a, b = _bounds(atom)
+        for k, (a, b) in _parts_of_sum(self.terms):
             low += k * (a if k > 0 else b)
             high += k * (b if k > 0 else a)
         if low == -math.inf:
@@ -415,6 +415,21 @@ def _end(x: Index, side: int) -> Index | None:
             return None
         x = x.substitute({v: Index.of(v.size) - 1 if (low >= 0) == bool(side) else _constant(0)})
     return x if x.is_fixed else None
+
+
+def _parts_of_sum(terms: Iterable[tuple[Atom, int]]) -> Iterator[tuple[int, tuple[float, float]]]:
+    """The bounds of what is added up, with factors. ``(x + c) // n - x // n``, as of a window, is one number."""
+    left = dict(terms)
+    divisions = [a for a in left if isinstance(a, Div) and a.divisor.is_constant]
+    for a, b in itertools.permutations(divisions, 2):
+        if a.divisor != b.divisor or a not in left or b not in left or left[a] != -left[b] or left[a] < 0:
+            continue
+        apart = a.dividend - b.dividend
+        if apart.is_constant:
+            yield left.pop(a), (apart.constant // a.divisor.constant, -(-apart.constant // a.divisor.constant))
+            del left[b]
+    for atom, k in left.items():
+        yield k, _bounds(atom)
 
 
 def _bounds(atom: Atom) -> tuple[float, float]:
