@@ -31,6 +31,7 @@ from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
 from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.nest import LANES, distance, runs_on
+from torch_max_backend.schedule.split_softmaxes import exponentials_in_parts
 
 PART = 8192
 """Elements that are worth a part of their own."""
@@ -161,6 +162,8 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
     """
     steps: list[Definition | Call] = []
     sums: dict[str, _SumInParts] = {}
+    maxima: dict[str, list[Definition]] = {}
+    earlier = {d.name: d for d in program.definitions()}
     searched = set() if machine.has_grid else {_outline(s) for s in program.definitions() if is_search(s)}
     for step in program.steps:
         if not isinstance(step, Definition) or is_search(step) or not isinstance(step.how, Reduction):
@@ -169,9 +172,15 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
         how = _along_memory(step, step.how, layouts)
         step = dataclasses.replace(step, how=how)
         is_searched = how.combiner in ("maximum", "minimum") and _outline(step) in searched
-        found = _squares_in_parts(step, sums) or _in_parts(step, how, layouts, machine, is_searched)
+        found = (
+            _squares_in_parts(step, sums)
+            or (exponentials_in_parts(step, maxima, earlier) if machine.has_grid else [])
+            or _in_parts(step, how, layouts, machine, is_searched)
+        )
         if len(found) == 2 and how.combiner == "sum":
             sums[step.name] = _SumInParts(step, found[0])
+        if len(found) == 2 and how.combiner == "maximum":
+            maxima[step.name] = [step, found[0]]
         steps += found
     return dataclasses.replace(program, steps=steps)
 
