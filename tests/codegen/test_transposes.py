@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import pytest
@@ -56,6 +57,14 @@ def rolled_together(x: Tensor) -> tuple[Tensor, ...]:
     return (pointwise(lambda a: a, views.roll(both, [1], [2])),)
 
 
+def of_two(x: Tensor) -> tuple[Tensor, ...]:
+    """What is computed of two elements that are read across, and of one along."""
+    first, second = turned(views.slice_(x, 2, 0, -1)), turned(views.slice_(x, 2, 1))
+    both = pointwise(lambda a, b: a & b if a.dtype is torch.bool else a * 3 + b, first, second)
+    y = views.reshaped(views.slice_(x, 2, 1), list(both.shape))
+    return (pointwise(lambda a, b: a & b if a.dtype is torch.bool else a - b, both, y),)
+
+
 FUNCTIONS: list[Callable[[Tensor], tuple[Tensor, ...]]] = [
     lambda x: (turned(x),),
     joined,
@@ -63,6 +72,7 @@ FUNCTIONS: list[Callable[[Tensor], tuple[Tensor, ...]]] = [
     padded,
     both_ways,
     rolled_together,
+    of_two,
 ]
 
 
@@ -78,7 +88,7 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 @pytest.mark.usefixtures("as_if_large")
 @pytest.mark.parametrize(
-    "function", FUNCTIONS, ids=["plain", "joined", "rolled", "padded", "both_ways", "rolled_together"]
+    "function", FUNCTIONS, ids=["plain", "joined", "rolled", "padded", "both_ways", "rolled_together", "of_two"]
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results(function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype) -> None:
@@ -119,6 +129,7 @@ def test_rows_that_neither_side_runs_along_leave_turning_to_tiles(rows: int) -> 
     made = for_gpu(softmax_of_turned, torch.zeros(rows, 600, 700, dtype=torch.bfloat16), smooth=True)
     sums, result = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
     assert isinstance(result.tile, Tile) and sums.tile is None
+    assert sums.vector is not None and len(sums.outer) == 1, "in the order of what is read"
 
 
 @pytest.mark.parametrize("rows", [5, 16, 40])
@@ -126,6 +137,8 @@ def test_softmax_of_turned(rows: int) -> None:
     made = for_gpu(softmax_of_turned, torch.randn(rows, 70, 65, dtype=torch.bfloat16), smooth=True)
     made = dataclasses.replace(made, machine=dataclasses.replace(GPU, turned=1))
     assert len([n for n in schedule(made.program, made.machine).steps if isinstance(n, GridNest)]) == 2
+    *_, tiles = made.written().source.split("@export")
+    assert len({*re.findall(r"shared\d+", tiles)}) == 1, "the result passes through, and not what it is made of"
     check_emulated(made)
 
 

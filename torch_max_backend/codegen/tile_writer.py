@@ -41,12 +41,19 @@ class TileWriter(ThreadExchange):
                  for k, x in enumerate(dict.fromkeys(turned_by(stage, tile.fast, tile.across)))}  # fmt: skip
         taken = [self._element(tile, k, starts, loads=True) for k in self._steps(tile, loads=True)]
         values: list[list[Value]] = []
-        for place, _, _ in taken:  # all reads are under way together
-            with self._at(place, {}), self._wide(tile, tile.across):
+        read = [x for x in walk(*names) if _is_read(x)] if not any(isinstance(x, Guarded) for x in walk(*names)) else []
+        known: list[dict[Scalar, Value]] = [{} for _ in taken]
+        for (place, _, _), scope in zip(taken, known, strict=True):  # all reads are under way together
+            with self._at(place, scope), self._wide(tile, tile.across):
+                for x in read:
+                    self._scalar(x)
+        for (place, _, _), scope in zip(taken, known, strict=True):
+            with self._at(place, scope), self._wide(tile, tile.across):
                 values.append([self._scalar(x) for x in names])
         places = [self._element(tile, k, starts, loads=False) for k in self._steps(tile, loads=False)]
         scopes: list[dict[Scalar, Value]] = [{} for _ in places]
-        direct = [x for x in self._reads(stage, self.nest.outer) if x not in names]
+        within_names = {*walk(*names)}
+        direct = [x for x in self._reads(stage, self.nest.outer) if x not in within_names]
         if sum(self._elements_read(tile, x, len(places)) for x in direct) <= DIRECT:
             for (place, _, _), scope in zip(places, scopes, strict=True):
                 with self._at(place, scope), self._wide(tile, tile.fast):

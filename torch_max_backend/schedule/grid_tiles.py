@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from torch_max_backend.loops.expr import Const, Guarded, Load, Op, Scalar, inside, variables, walk
 from torch_max_backend.loops.index import Atom, Div, Index, Mod, Var
 from torch_max_backend.schedule import cost
@@ -81,7 +83,8 @@ def with_long_sides(n: Nest, tile: Tile) -> tuple[Nest, Tile]:
     (stage,) = n.stages
     if any(isinstance(x, Guarded) for s in stage.statements for x in walk(s.body)):
         return n, tile
-    turned = [x.index[0] for x in turned_by(stage, tile.fast, tile.across) if isinstance(x, Load)]
+    passed = list(turned_by(stage, tile.fast, tile.across))
+    turned = [x.index[0] for x in walk(*passed) if isinstance(x, Load) and _is_turned(x, tile.fast, tile.across)]
     stores = [s.address for s in stage.statements if s.address is not None]
     for v, running in ((tile.fast, stores), (tile.across, turned)):
         around = next((w for w in n.outer if w not in (tile.fast, tile.across) and _runs_on(running, w, v)), None)
@@ -158,8 +161,9 @@ def _reads(x: Scalar, fast: Var) -> set[bool]:
 
 
 def turned_by(stage: StageNest, fast: Var, across: Var) -> Iterator[Scalar]:
-    """What passes through shared memory: loads in steps of one along ``across``, and what is read if a condition holds,
-    where it has such loads and none along ``fast``; or else parts of that, with the same condition."""
+    """What passes through shared memory: loads in steps of one along ``across``, what is computed of several such and
+    takes less room than they do, and what is read if a condition holds, where it has such loads and none along
+    ``fast``; or else parts of that, with the same condition."""
     own = {s.name for s in stage.statements}
     seen: set[Scalar] = set()
 
@@ -169,10 +173,20 @@ def turned_by(stage: StageNest, fast: Var, across: Var) -> Iterator[Scalar]:
         reads = any(_is_turned(y, fast, across) for y in loads)
         return reads and not along and not any(y.source in own for y in loads)
 
+    def is_result(x: Op) -> bool:
+        loads = {y for y in walk(x) if isinstance(y, Load)}
+        moving = [y for y in loads if {fast, across} & variables(y)]
+        known = x.dtype is not torch.bool and all(y.index and y.source not in own for y in loads)
+        is_smaller = x.dtype.itemsize < sum(y.dtype.itemsize for y in moving)
+        return known and is_smaller and len(moving) > 1 and all(_is_turned(y, fast, across) for y in moving)
+
     def found(x: Scalar) -> Iterator[Scalar]:
         if x in seen:
             return
         seen.add(x)
+        if isinstance(x, Op) and is_result(x):
+            yield x
+            return
         if isinstance(x, Load):
             if _is_turned(x, fast, across):
                 yield x

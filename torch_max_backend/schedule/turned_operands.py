@@ -53,9 +53,10 @@ def _with_copies(d: Definition, layouts: Mapping[str, Layout]) -> _Made:
     if v is None:
         return copies, d, {}
     values: dict[Load, Load] = {}
+    turned = _read_along(d, v, layouts)
     for x in dict.fromkeys(d.loads):
         own = _variables_across(x, d, v, layouts)
-        if not own:
+        if not own or any(distance(layouts[x.source].address(x.index), w) == 1 for w in turned):
             continue
         name = f"{d.name}_turned{len(copies)}"
         fresh = [Var(f"{w.name}u{len(copies)}", w.size) for w in own]
@@ -64,6 +65,13 @@ def _with_copies(d: Definition, layouts: Mapping[str, Layout]) -> _Made:
         values[x] = Load(name, tuple(map(Index.of, own)), x.dtype)
     orders = {copy.name: tuple(range(len(copy.variables))) for copy in copies}
     return copies, _reading(d, values), orders
+
+
+def _read_along(d: Definition, v: Var, layouts: Mapping[str, Layout]) -> set[Var]:
+    """Other loops than ``v`` along which all of a large tensor is read: tiles turn it, and what lies like it."""
+    every = {w for w in (*d.variables, *d.reduced) if w.size != 1}
+    places = [layouts[x.source].address(x.index) for x in d.loads if every <= _own(x)]
+    return {w for i in places for w in every - {v} if distance(i, w) == 1} if d.how is None else set()
 
 
 def _reading(d: Definition, values: Mapping[Load, Load]) -> Definition:
