@@ -636,6 +636,7 @@ def test_depthwise_convolutions_of_few_taps_are_loops(
 @pytest.mark.parametrize(("features", "dtype", "call"), [
     (50257, torch.int8, "torch_max_backend.mm_of_packed.default"),
     (50257, torch.uint8, "torch_max_backend.mm_of_packed.default"),
+    (3072, torch.int8, "torch_max_backend.mm_of_packed.default"),
     (2048, torch.int8, "aten.mm.default"),
 ])  # fmt: skip
 def test_a_large_matrix_of_integers_is_unpacked_in_parts(

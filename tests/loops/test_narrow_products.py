@@ -161,7 +161,7 @@ def test_some_rows_read_the_matrix_as_it_is_packed(rows: int, columns: int, feat
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
-@pytest.mark.parametrize("part", [1, 4096, 2**20], ids=["8 at a time", "64 at a time", "all at once"])
+@pytest.mark.parametrize("part", [1, 4096, 2**20], ids=["8 at a time", "64 at a time", "two parts"])
 def test_a_product_in_parts_is_the_product(dtype: torch.dtype, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a GPU, here with small numbers, which are exact in any order; rows begin at whole vectors."""
     monkeypatch.setattr(packed_products, "PART", part)

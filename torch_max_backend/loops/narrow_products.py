@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 MOST_PACKED_ROWS = 256
 """Rows for which a matrix is not unpacked. At 32 that takes 0.75 of the time, at 197 1.2 times as long."""
-LARGE = 2**25
+LARGE = 2**22
 """Bytes that a matrix has unpacked from which on a GPU unpacks it part by part: some launches more, for memory."""
 
 

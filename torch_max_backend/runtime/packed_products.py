@@ -12,7 +12,8 @@ from torch_max_backend.runtime.odd_products import ROW, even, multiply
 PACKED = 32
 """What divides both sides of a matrix that torch's kernel for a CPU reads as it is packed."""
 PART = 2**23
-"""Bytes of a part of a matrix that is unpacked on a GPU: a piece of the memory, and it stays in the L2 cache."""
+"""Bytes of a part of a matrix that is unpacked on a GPU, at most: a piece of the memory, and it stays in the L2 cache.
+There are two parts at least."""
 
 _library = torch.library.Library("torch_max_backend", "FRAGMENT")
 _library.define("mm_of_packed(Tensor self, Tensor packed) -> Tensor")
@@ -37,7 +38,7 @@ _library.impl("mm_of_packed", mm_of_packed, "CompositeExplicitAutograd")
 
 def _in_parts(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     features, depth = packed.shape
-    step = max(PART // (depth * x.element_size()) // ROW, 1) * ROW
+    step = max(min(PART // (depth * x.element_size()), even(-(-features // 2))) // ROW, 1) * ROW
     whole = x.new_empty_strided((x.shape[0], features), (even(features), 1))
     for start in range(0, features, step):
         multiply(x, packed[start : start + step].to(x.dtype).t(), whole[:, start : start + step])
