@@ -164,7 +164,8 @@ class OnGpu(AttentionOnGpu):
         is_plain = not before or before[0].shape == (columns,)
         wide = even(columns) if is_plain and not is_copied else columns
         deep = even(depth) if min(rows, columns) >= WORTH_A_COPY else depth
-        if wide != columns and deep == depth and (not before or rows < depth) and self._is_cut(b):
+        adds_little = not before or rows < depth  # cuBLASLt adds no bias to parts of rows: it is written there first
+        if wide != columns and deep == depth and adds_little and self._is_cut(b):
             given = [self._factor(a, (rows, depth), columns), b, *(before or [None])]
             return self._call(MM_OF_ODD_COLUMNS, given, {}, promise, [(Index.of(wide), Index.of(1))])
         factors = [self._factor(a, (rows, deep), columns), self._factor(b, (deep, wide), rows)]
@@ -176,8 +177,8 @@ class OnGpu(AttentionOnGpu):
         return Tensor(self.symbols.shape(promise.shape), a.dtype, found.at)
 
     def _is_cut(self, factor: Tensor) -> bool:
-        """Whether odd columns of a second factor, which lie one behind the other, are cut off rather than copied with
-        zeros behind them. A bias that cuBLASLt does not add is for few rows."""
+        """Whether odd columns of a second factor, as of a linear's weight, are a product of their own: a copy of all its
+        columns, with zeros behind them, would take longer."""
         ref = self._reference(aten.mm.default, factor)
         depth, columns = (int(s.constant) for s in ref.sizes)
         is_turned = ref.strides[0] == 1 and int(ref.strides[1].constant) % ROW == 0
