@@ -97,6 +97,22 @@ def test_short_rows_of_a_table_are_read_as_they_are(width: int) -> None:
     assert f"load[{width}](" in text and "load_at" not in text and "in_turns" not in text
 
 
+def padded(x: Tensor) -> tuple[Tensor, ...]:
+    """The neighbours of a channels-last image's edges are its last elements; the result has channels last, too."""
+    y = rules()[torch.ops.aten.replication_pad2d.default](x, [2, 2, 2, 2])
+    return (pointwise(lambda a: a, views.permute(y, [0, 2, 3, 1])),)
+
+
+def channels_last(channels: int, dtype: torch.dtype) -> torch.Tensor:
+    return numbers(3, channels, 9, 12, dtype=dtype).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("channels", "is_in_turns"), [(2, True), (4, False), (8, False)])
+def test_channels_beyond_an_edge_are_read_as_they_lie(channels: int, is_in_turns: bool) -> None:
+    text = stores(program(padded, channels_last(channels, torch.float32)))
+    assert ("in_turns" in text) is is_in_turns and (f"load[{channels}](" in text) is not is_in_turns
+
+
 def test_one_long_row_is_shared_among_threads() -> None:
     made = program(pairs, numbers(1, 1, 1, 20_001, dtype=torch.float32))
     assert "var total: Int = 5" in stores(made) and "_in_turns(" in stores(made)
@@ -109,4 +125,5 @@ def test_they_are_right(dtype: torch.dtype, tmp_path: Path) -> None:
     programs = [program(f, numbers(*size, dtype=dtype)) for f in FUNCTIONS.values() for size in sizes]
     wide = numbers(3, 4, 11, 21, dtype=dtype)
     programs += [program(channels_first, wide[:, :, :width]) for width in (3, 5, 7, 8)]
+    programs += [program(padded, channels_last(channels, dtype)) for channels in (2, 4, 8)] * dtype.is_floating_point
     check_generated(programs, [check_passes(p) for p in programs], tmp_path)

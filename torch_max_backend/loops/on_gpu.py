@@ -177,7 +177,7 @@ class OnGpu(AttentionOnGpu):
         return Tensor(self.symbols.shape(promise.shape), a.dtype, found.at)
 
     def _is_cut(self, factor: Tensor) -> bool:
-        """Whether odd columns of a second factor, as of a linear's weight, are a product of their own: a copy of all its
+        """Whether odd columns of a second factor, as of a linear's weight, are a product of their own: a copy of all
         columns, with zeros behind them, would take longer."""
         ref = self._reference(aten.mm.default, factor)
         depth, columns = (int(s.constant) for s in ref.sizes)

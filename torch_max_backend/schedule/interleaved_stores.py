@@ -49,7 +49,7 @@ def interleaved(n: Nest) -> Nest:
     read = [i for x in loads(*(e for s in stage.statements for e in s.expressions)) for i in x.index]
     if any(_is_around(index, a, b) for index in read):
         return n  # what is read lies as what is written
-    if any(_is_row_of_a_table(i, b) for i in read):
+    if any(_is_row_anywhere(i, b, a) for i in read):
         return n  # a row is read as one vector, which is quicker than to pick elements of sixteen rows
     if n.vector == b and b.size == HALF and _turns(stage, read) and not any(i.coefficient(a) == 1 for i in read):
         return n
@@ -62,9 +62,11 @@ def _is_around(address: Index, v: Var, b: Var) -> bool:
     return address.coefficient(b) == 1 and address.coefficient(v) == b.size
 
 
-def _is_row_of_a_table(index: Index, b: Var) -> bool:
-    """Whether an address runs along memory with ``b``, from a place that is read."""
-    return index.coefficient(b) == 1 and any(isinstance(a, Computed) for a in index.atoms)
+def _is_row_anywhere(index: Index, b: Var, a: Var) -> bool:
+    """Whether an address runs along memory with ``b``, from a place that is read, or, where these are more than two
+    elements, one that moves with ``a`` by no number of elements, as beyond the edge of an image."""
+    is_read = any(isinstance(atom, Computed) for atom in index.atoms)
+    return index.coefficient(b) == 1 and (is_read or (cost.count([b]) > 2 and index.stride(a) is None))
 
 
 def _turns(stage: StageNest, read: list[Index]) -> bool:
