@@ -10,6 +10,7 @@ import torch
 from tests.codegen.test_written_source import program
 from tests.support.loop_programs import LoopProgram, check_generated, check_passes
 from torch_max_backend.loops import tensor
+from torch_max_backend.loops.expr import cast, op, rounded
 from torch_max_backend.loops.rules import reduce
 from torch_max_backend.loops.tensor import Tensor
 from torch_max_backend.schedule.machine import CPU, GPU
@@ -44,7 +45,28 @@ def test_a_grid_compares_them_as_they_are() -> None:
     assert "widen<f32>" in str(changed[False]) and "<f32>" not in str(changed[True])
 
 
+def of_sines(x: Tensor) -> tuple[Tensor, ...]:
+    y = tensor.pointwise(lambda a: rounded(op("sin", cast(a, torch.float32)), x.dtype), x)
+    return reduce.amax(y, [1]), reduce.amin(y, [0]), reduce.amax(y, [0, 1])
+
+
+@pytest.mark.parametrize("is_searched", [False, True])
+def test_an_extreme_alone_is_rounded_once(is_searched: bool) -> None:
+    """A search compares what is rounded, and so does the extreme of the same elements, which it finds, too."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = tensor.pointwise(lambda a: rounded(op("sin", cast(a, torch.float32)), x.dtype), x)
+        return (reduce.amax(y, [1]), *([reduce.argmax(y, 1)] if is_searched else []))
+
+    text = program(function, torch.randn(12, 45).bfloat16()).written().source
+    assert (text.count("cast[bf16]") == 1) is not is_searched
+
+
 @pytest.mark.sampled
 def test_right(tmp_path: Path) -> None:
     made = [made_of(dtype) for dtype in SHORT]
+    for dtype in SHORT:
+        x = torch.randn(12, 45, generator=torch.Generator().manual_seed(1)).to(dtype)
+        x[1, 3], x[:, 7] = torch.nan, 1e-30
+        made.append(program(of_sines, x))
     check_generated(made, list(map(check_passes, made)), tmp_path)

@@ -164,14 +164,14 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
     sums: dict[str, _SumInParts] = {}
     maxima: dict[str, list[Definition]] = {}
     earlier = {d.name: d for d in program.definitions()}
-    searched = set() if machine.has_grid else {_outline(s) for s in program.definitions() if is_search(s)}
+    searched = set() if machine.has_grid else {outline(s) for s in program.definitions() if is_search(s)}
     for step in program.steps:
         if not isinstance(step, Definition) or is_search(step) or not isinstance(step.how, Reduction):
             steps.append(step)
             continue
         how = _along_memory(step, step.how, layouts)
         step = dataclasses.replace(step, how=how)
-        is_searched = how.combiner in ("maximum", "minimum") and _outline(step) in searched
+        is_searched = how.combiner in ("maximum", "minimum") and outline(step) in searched
         found = (
             _squares_in_parts(step, sums)
             or (exponentials_in_parts(step, maxima, earlier) if machine.has_grid else [])
@@ -278,7 +278,7 @@ def is_search(d: Definition) -> bool:
     return isinstance(d.how, Reduction) and d.how.combiner in ("argmax", "argmin")
 
 
-def _outline(d: Definition) -> tuple[object, ...]:
+def outline(d: Definition) -> tuple[object, ...]:
     """What an extreme and the search for its place have in common, if it is of the same elements."""
     return d.sizes, tuple(v.size for v in d.reduced), tuple(x.source for x in loads(d.body))
 
