@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 os.environ.setdefault("TORCH_MAX_BACKEND_BEARTYPE", "1")  # before the package is imported
 os.environ.setdefault("TORCH_MAX_BACKEND_EXECUTOR", "graph")  # tests of programs ask for them
@@ -70,13 +71,17 @@ def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
+def fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
     """No compiled function of one test is seen by the next, nor by the next run: tests look at tracing and lowering."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     with torch._functorch.config.patch(enable_autograd_cache=False):
         yield
     torch._dynamo.reset()
+    for name in ("assume_static_by_default", "automatic_dynamic_shapes"):
+        if not getattr(torch._dynamo.config, name):  # it has been seen, rarely, and all tests after that were dynamic
+            warnings.warn(f"{request.node.nodeid} left torch._dynamo.config.{name} unset", stacklevel=1)
+            setattr(torch._dynamo.config, name, True)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
