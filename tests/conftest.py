@@ -79,7 +79,7 @@ def fresh_dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     torch._dynamo.reset()
     for name in ("assume_static_by_default", "automatic_dynamic_shapes"):
-        if not getattr(torch._dynamo.config, name):  # it has been seen, rarely, and all tests after that were dynamic
+        if not getattr(torch._dynamo.config, name):  # all tests after this one would be dynamic, or none of them
             warnings.warn(f"{request.node.nodeid} left torch._dynamo.config.{name} unset", stacklevel=1)
             setattr(torch._dynamo.config, name, True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ pytestmark = pytest.mark.sampled
 
 def three_times(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.tanh(torch.relu(x @ w) + 1) * 3
+
+
+@pytest.fixture(autouse=True)
+def settings_of_launchers_end_here() -> Iterator[None]:
+    """A launcher is a script for a process of its own: it sets for good what the graph was compiled with."""
+    with torch._dynamo.config.patch(assume_static_by_default=True, automatic_dynamic_shapes=True):
+        yield
 
 
 @pytest.fixture
