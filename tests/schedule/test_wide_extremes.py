@@ -62,6 +62,21 @@ def test_an_extreme_alone_is_rounded_once(is_searched: bool) -> None:
     assert (text.count("cast[bf16]") == 1) is not is_searched
 
 
+@pytest.mark.parametrize("dtype", SHORT)
+def test_an_extreme_is_one_of_its_elements(dtype: torch.dtype) -> None:
+    """What is compared with it, or less it, has been rounded as it has; so has what a place is found of."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.sin()
+        greatest = y.amax(1, keepdim=True)
+        return (y == greatest).sum(1), y - greatest, *y.max(0), y.amin(0), y.argmin(0)
+
+    x = torch.randn(40, 300).to(dtype)
+    options = {"executor": "auto", "fallback": "error"}
+    found = torch.compile(function, backend="max_backend", options=options)(x)
+    assert all(map(torch.equal, found, function(x)))
+
+
 @pytest.mark.sampled
 def test_right(tmp_path: Path) -> None:
     made = [made_of(dtype) for dtype in SHORT]

@@ -31,7 +31,7 @@ from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.kernel import Layout
 from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.nest import LANES, distance, runs_on
-from torch_max_backend.schedule.split_softmaxes import exponentials_in_parts
+from torch_max_backend.schedule.split_softmaxes import exponentials_in_parts, fresh
 
 PART = 8192
 """Elements that are worth a part of their own."""
@@ -163,7 +163,7 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
     steps: list[Definition | Call] = []
     sums: dict[str, _SumInParts] = {}
     maxima: dict[str, list[Definition]] = {}
-    earlier = {d.name: d for d in program.definitions()}
+    known = {d.name: d for d in program.definitions()} if machine.has_grid else {}
     searched = set() if machine.has_grid else {outline(s) for s in program.definitions() if is_search(s)}
     for step in program.steps:
         if not isinstance(step, Definition) or is_search(step) or not isinstance(step.how, Reduction):
@@ -174,7 +174,7 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
         is_searched = how.combiner in ("maximum", "minimum") and outline(step) in searched
         found = (
             _squares_in_parts(step, sums)
-            or (exponentials_in_parts(step, maxima, earlier) if machine.has_grid else [])
+            or (exponentials_in_parts(step, maxima, known) if machine.has_grid else [])
             or _in_parts(step, how, layouts, machine, is_searched)
         )
         if len(found) == 2 and how.combiner == "sum":
@@ -236,13 +236,7 @@ def _with_own_means(d: Definition, m: Scalar, known: _SumInParts) -> list[Defini
     parts, rank = known.parts, len(d.variables)
     assert isinstance(parts.how, Reduction)
     renamed: dict[Atom, Index] = dict(zip(known.whole.variables, map(Index.of, d.variables), strict=True))
-    names: list[Var] = []
-    rest: list[Var] = []
-    for v in (*parts.variables[rank:], *parts.how.variables):
-        size = v.size if isinstance(v.size, int) else v.size.substitute(renamed)
-        new = Var(f"{v.name}m", size)
-        renamed[v] = Index.of(new)
-        (rest if v in parts.how.variables else names).append(new)
+    names, rest = (fresh(vs, renamed) for vs in (parts.variables[rank:], parts.how.variables))
     count = constant(product(Index.of(v.size) for v in rest), parts.dtype)
     x = rewrite(parts.body, renamed, lambda y: y, {})
 

@@ -19,16 +19,16 @@ from torch_max_backend.loops.program import Definition, Reduction
 
 
 def exponentials_in_parts(
-    d: Definition, maxima: Mapping[str, Sequence[Definition]], earlier: Mapping[str, Definition]
+    d: Definition, maxima: Mapping[str, Sequence[Definition]], definitions: Mapping[str, Definition]
 ) -> list[Definition]:
     """The parts of such a sum, and the sum of these; empty if ``d`` is none.
 
     Args:
         maxima: By their names maxima that have been cut, and the definitions of their parts.
-        earlier: Definitions before ``d``, by name.
+        definitions: Those of the program, by name.
     """
     x, m = _below(d)
-    greatest = _greatest(m, earlier)
+    greatest = _greatest(m, definitions)
     if x is None or m is None or greatest is None or greatest.source not in maxima:
         return []
     whole, parts = maxima[greatest.source]
@@ -41,7 +41,7 @@ def exponentials_in_parts(
         return []
     assert isinstance(parts.how, Reduction)
     values: dict[Atom, Index] = dict(zip(whole.variables, map(Index.of, d.variables), strict=True))
-    names, rest = (_fresh(vs, values) for vs in (parts.variables[len(d.variables) :], parts.how.variables))
+    names, rest = (fresh(vs, values) for vs in (parts.variables[len(d.variables) :], parts.how.variables))
     at = (*map(Index.of, d.variables), *map(Index.of, names))
     of_part = Load(parts.name, at, parts.dtype)
     body = rewrite(parts.body, values, lambda y: y, {})
@@ -60,7 +60,7 @@ def exponentials_in_parts(
     return [first, second]
 
 
-def _fresh(variables: Sequence[Var], values: dict[Atom, Index]) -> list[Var]:
+def fresh(variables: Sequence[Var], values: dict[Atom, Index]) -> list[Var]:
     """Variables of the same sizes, which are noted in ``values``."""
     found = []
     for v in variables:
@@ -80,11 +80,11 @@ def _below(d: Definition) -> tuple[Scalar | None, Scalar | None]:
     return None, None
 
 
-def _greatest(m: Scalar | None, earlier: Mapping[str, Definition]) -> Load | None:
+def _greatest(m: Scalar | None, definitions: Mapping[str, Definition]) -> Load | None:
     """The maximum that is taken off, or of which 0 is if it is infinite."""
     if not isinstance(m, Load):
         return _guarded(m)
-    known = earlier.get(m.source)
+    known = definitions.get(m.source)
     found = None if known is None or known.how is not None else _guarded(known.body)
     if known is None or found is None:
         return m
