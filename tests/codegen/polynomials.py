@@ -83,6 +83,10 @@ FITS: dict[str, tuple[Function, float, float, int, Function]] = {
     "log32: (log(1+f) - f + f^2/2) / f^3": (
         _tail(mp.log1p, 3), 1 / SQRT - 1.0001, SQRT - 0.9999, 8, lambda f: f**2 + 0.0005,
     ),
+    "log32, by a quotient: (log((1+s)/(1-s)) - 2s) / s^3 by s^2": (
+        _even(lambda s: (mp.log((1 + s) / (1 - s)) - 2 * s) / s**3, mp.mpf(2) / 3), 0, 0.0295, 2, lambda z: z + 1e-5,
+    ),
+    "log1p32, nearly: log(1 + x) / x": (_tail(mp.log1p, 1), -0.1255, 0.1255, 4, _one),
     "sin: (sin r - r) / r^3 by r^2": (
         _even(lambda r: (mp.sin(r) - r) / r**3, -mp.mpf(1) / 6), 0, PI_4**2, 3, lambda z: z + 0.0005,
     ),

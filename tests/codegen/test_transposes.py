@@ -13,7 +13,7 @@ from tests.codegen.test_emulated_kernels import for_gpu
 from tests.support.grid_programs import check_emulated
 from torch_max_backend.loops.expr import cast
 from torch_max_backend.loops.index import Var
-from torch_max_backend.loops.rules import reduce, views
+from torch_max_backend.loops.rules import padding, reduce, views
 from torch_max_backend.loops.tensor import Tensor, pointwise
 from torch_max_backend.schedule import grid_limits
 from torch_max_backend.schedule.grid_nest import GridNest
@@ -44,6 +44,11 @@ def padded(x: Tensor) -> tuple[Tensor, ...]:
     return (pointwise(lambda a: a, views.constant_pad_nd(turned(x), [1, 2, 2, 1])),)
 
 
+def reflected(x: Tensor) -> tuple[Tensor, ...]:
+    """Across memory by the lesser of two indices, and along it."""
+    return (pointwise(lambda a: a, padding.reflection_pad(turned(x), [1, 2])),)
+
+
 def both_ways(x: Tensor) -> tuple[Tensor, ...]:
     """What is read in the order of stores too, and two stores."""
     y = views.reshaped(x, [x.shape[0], x.shape[2], x.shape[1]])
@@ -70,6 +75,7 @@ FUNCTIONS: list[Callable[[Tensor], tuple[Tensor, ...]]] = [
     joined,
     rolled,
     padded,
+    reflected,
     both_ways,
     rolled_together,
     of_two,
@@ -88,7 +94,9 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 @pytest.mark.usefixtures("as_if_large")
 @pytest.mark.parametrize(
-    "function", FUNCTIONS, ids=["plain", "joined", "rolled", "padded", "both_ways", "rolled_together", "of_two"]
+    "function",
+    FUNCTIONS,
+    ids=["plain", "joined", "rolled", "padded", "reflected", "both_ways", "rolled_together", "of_two"],
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results(function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype) -> None:

@@ -59,7 +59,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an 
 
 BOUNDS = {
     "exp": 3, "sinh": 3, "cosh": 3, "tanh": 3, "sigmoid": 5, "erf": 3, "rsqrt": 2, "power": 8, "erfinv": 4,
-    "lgamma": 6, "erfc": 5, "hypot": 3, "acosh": 4, "asinh": 4, "atanh": 4,
+    "lgamma": 6, "erfc": 5, "hypot": 3, "acosh": 4, "asinh": 4, "atanh": 4, "log": 1.1, "log1p": 1.7,
 }  # fmt: skip
 """Of float32's functions in units in the last place, where they are others than on a CPU: CUDA's own and fast ones."""
 
@@ -190,15 +190,16 @@ def test_reductions_of_lanes(kernels: Kernels, d: str) -> None:
 def test_fast_functions(kernels: Kernels) -> None:
     a, b = torch.randn(128) * 20, torch.randn(128)
     a[0], b[1] = NAN, NAN
-    b[2:6] = torch.tensor([1e-30, -1e-5, 0.0624, 9.0])
-    got = torch.zeros(10, 128, device="cuda")
+    b[2:10] = torch.tensor([1e-30, -1e-5, 0.0624, 9.0, 1.00002, 0.99998, 0.874, 1e-40])
+    got = torch.zeros(12, 128, device="cuda")
     kernels.launch("fixed", "near", got, *gpu([a, b]))
     x, y = a.double(), b.double()
     for k, exact in enumerate([x.exp2(), x.abs().rsqrt(), x / y]):
         assert errors(got[k].cpu(), exact).max() <= 2.5
     for k, exact in enumerate([x.exp(), x.sigmoid(), x.tanh(), 1 / x], 5):
         assert torch.allclose(got[k].cpu().double(), exact, rtol=2**-17, atol=0, equal_nan=True), k
-    assert torch.allclose(got[9].cpu().double(), y.erf(), rtol=2**-17, atol=0, equal_nan=True)
+    for k, exact in enumerate([y.erf(), y.abs().log(), y.abs().log1p()], 9):
+        assert torch.allclose(got[k].cpu().double(), exact, rtol=2**-17, atol=0, equal_nan=True), k
     assert same(got[3].cpu(), torch.maximum(a, b)).all() and same(got[4].cpu(), torch.minimum(a, b)).all()
 
 

@@ -81,6 +81,10 @@ def test_activations_of_16_bits() -> None:
         "silu": torch.nn.functional.silu,
         "gelu": torch.nn.functional.gelu,
         "gelu by tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "softplus": torch.nn.functional.softplus,
+        "logsigmoid": torch.nn.functional.logsigmoid,
+        "log": torch.log,
+        "log1p": torch.log1p,
     }
     check_calls([Call(name, f, (x,), allowed=_within_torchs_digits) for name, f in functions.items()])
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.checks import Call, check_calls
+from tests.gpu.checks import Call, check_calls, rounding
 from tests.support.cases import ints, rand, randn
 from tests.support.harness import STRICT
 
@@ -150,6 +150,14 @@ def softmaxes(x: torch.Tensor) -> Any:
     return x.softmax(-1), x.log_softmax(-1)
 
 
+def softmax_error(inputs: list[Any], exact: Any) -> Any:
+    """In units in float32's last place 3 for an exponential and 2 for a quotient, as the kernel interface has them, and
+    1 for a sum, in which errors of terms cancel; of a logarithm's terms, which are below 32, one unit each."""
+    shares, logarithms = exact
+    unit = torch.finfo(F32).eps
+    return rounding(shares, F32) + 6 * unit * shares, rounding(logarithms, F32) + unit * (logarithms.abs() + 32)
+
+
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 def test_softmaxes(dtype: torch.dtype) -> None:
     calls = [Call(f"{n}", softmaxes, (randn(7, n, dtype=dtype, scale=3.0),)) for n in LENGTHS]
@@ -166,7 +174,8 @@ def test_softmaxes_of_special_rows() -> None:
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 def test_softmaxes_of_long_rows(dtype: torch.dtype) -> None:
     """Rows of several blocks: of random numbers, and ones in which some blocks have nothing but one value."""
-    calls = [Call(f"{n}", softmaxes, (randn(3, n, dtype=dtype, scale=3.0),)) for n in LONG]
+    near = softmax_error if dtype == F32 else None  # numbers of 16 bits are computed with fewer digits
+    calls = [Call(f"{n}", softmaxes, (randn(3, n, dtype=dtype, scale=3.0),), allowed=near) for n in LONG]
     for n in (20000, 131072):
         x = torch.randn(6, n, generator=torch.Generator().manual_seed(n)).mul(2).to(dtype)
         x[0, : n // 2] = -INF

@@ -10,7 +10,7 @@ from torch_max_backend.loops.expr import Load, Op, Scalar, walk
 from torch_max_backend.schedule.nest import Nest
 
 _EXACT = ("floor", "ceil", "trunc", "round_even", "floor_div", "trunc_div", "remainder", "fmod")
-_NEARLY = ("div", "exp", "sigmoid", "tanh", "erf", "one_plus_erf")
+_NEARLY = ("div", "exp", "log", "log1p", "sigmoid", "tanh", "erf", "one_plus_erf")
 
 
 def computed_nearly(nest: Nest, rough: Container[str] = frozenset()) -> set[Scalar]:

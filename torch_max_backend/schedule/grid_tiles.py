@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_max_backend.loops.expr import Const, Guarded, Load, Op, Scalar, inside, variables, walk
-from torch_max_backend.loops.index import Atom, Div, Index, Mod, Var
+from torch_max_backend.loops.index import Atom, Div, Index, Least, Mod, Var
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_memory import is_aligned, is_apart, is_whole
@@ -203,7 +203,7 @@ def turned_by(stage: StageNest, fast: Var, across: Var) -> Iterator[Scalar]:
 
 def _is_turned(x: Load, fast: Var, across: Var) -> bool:
     """Whether a load's address is a sum of steps of one along ``across``, of others along ``fast``, and of what other
-    loops add. Loops that a reshape has made one have quotients and remainders."""
+    loops add. Loops that a reshape has made one have quotients and remainders; what is reflected has the least of two."""
     if not x.index:
         return False
     index = x.index[0]
@@ -213,10 +213,10 @@ def _is_turned(x: Load, fast: Var, across: Var) -> bool:
 
 
 def _is_of_loops(atom: Atom) -> bool:
-    """Whether an atom is a quotient or a remainder of loops' indices."""
-    if not isinstance(atom, Div | Mod):
+    """Whether an atom is a quotient, a remainder or the least of loops' indices."""
+    if not isinstance(atom, Div | Mod | Least):
         return False
-    return all(isinstance(a, Var | Div | Mod) for a in Index.of(atom).atoms)
+    return all(isinstance(a, Var | Div | Mod | Least) for a in Index.of(atom).atoms)
 
 
 def _bytes(stage: StageNest, n: Nest, fast: Var, across: Var) -> int:

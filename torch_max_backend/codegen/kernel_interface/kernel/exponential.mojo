@@ -34,16 +34,14 @@ def scaled_exp[w: Int](x: Vec[f32, w], biases: Vec[f32, w]) -> Vec[f32, w]:
 
 @always_inline("nodebug")
 def exp_by_exp2[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    """`2^r * 2^n`, where n is no further than 126 from 0 and r is the rest: between -1/2 and 1/2, but for the extremes.
+    """`2^r * 2^n`, where n is no further than 126 from 0 and r is the rest: hardly more than 1/2, but for the extremes.
 
-    Of 1.5 * 2^23 + 127 + n the low bits are the exponent of 2^n.
+    `x` is brought between 0 and 1 first, which an instruction does. Of 1.5 * 2^23 + 127 + n the low bits are the exponent
+    of 2^n.
     """
-    var most = const[f32, w](126)
-    var n = mul(x, const[f32, w](1.44269502))
-    n = select(lt(n, most), n, most)
-    n = select(gt(n, neg(most)), n, neg(most))
-    var t = add(n, const[f32, w](12583039.0))
-    n = neg(sub(t, const[f32, w](12583039.0)))
+    var s = saturated(fma(x, const[f32, w](0.0057249801), const[f32, w](0.5)))
+    var t = fma(s, const[f32, w](252), const[f32, w](12582913.0))
+    var n = neg(sub(t, const[f32, w](12583039.0)))
     var r = fma(x, const[f32, w](1.92596303e-08), fma(x, const[f32, w](1.44269502), n))
     return mul(exp2_nearly(r), power_of_two(bitcast[u32](t)))
 

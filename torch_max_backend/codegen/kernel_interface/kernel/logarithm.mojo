@@ -37,9 +37,23 @@ def log_of_near_one[w: Int](f: Vec[f32, w], rest: Vec[f32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
+def log_by_quotient[w: Int](f: Vec[f32, w]) -> Vec[f32, w]:
+    """`log(1 + f)`: with `s = f / (2 + f)` it is `f - s * (f - p s^2)`, in which what `s` is off by hardly counts."""
+    var s = mul(f, reciprocal_nearly(add(f, const[f32, w](2))))
+    var z = mul(s, s)
+    var p = const[f32, w](0.298743427)
+    p = fma(p, z, const[f32, w](0.399774551))
+    p = fma(p, z, const[f32, w](0.666667759))
+    return fma(neg(s), fma(neg(z), p, f), f)
+
+
+@always_inline("nodebug")
 def log_limits[w: Int](x: Vec[f32, w], r: Vec[f32, w]) -> Vec[f32, w]:
-    """`r`, the logarithm of `x`, but where `x` is zero, negative, infinite or no number."""
+    """`r`, the logarithm of `x`, but where `x` is zero, negative, infinite or no number; on a GPU it is not denormal."""
     var zero = const[f32, w](0)
+    if on_gpu():
+        var nearly = log2_nearly(x)
+        return select(lt(float_abs(nearly), const[f32, w](256)), r, nearly)
     var y = select(lt(x, infinity[f32, w]()), r, x)
     y = select(lt(x, zero), not_a_number[f32, w](), y)
     return select(eq(x, zero), neg(infinity[f32, w]()), y)
@@ -60,8 +74,11 @@ def whole_exponent[w: Int](x: Vec[f32, w], bits: Vec[i32, w]) -> Vec[f32, w]:
 
 @always_inline("nodebug")
 def log[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    var bits = exponent_of(normal_of(x))
+    var normal = normal_of(x)
+    var bits = exponent_of(normal)
     var e = whole_exponent(x, bits)
+    if on_gpu():
+        return log_limits(normal, fma(e, const[f32, w](0.693147182), log_by_quotient(fraction_of(bits))))
     var y = log_of_near_one(fraction_of(bits), mul(e, const[f32, w](-1.90465421e-09)))
     return log_limits(x, fma(e, const[f32, w](0.693147182), y))
 
@@ -96,10 +113,11 @@ def log[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def log2[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    var bits = exponent_of(normal_of(x))
+    var normal = normal_of(x)
+    var bits = exponent_of(normal)
     var y = log_of_near_one(fraction_of(bits), const[f32, w](0))
     var r = fma(y, const[f32, w](1.44269502), fma(y, const[f32, w](1.92596303e-08), whole_exponent(x, bits)))
-    return log_limits(x, r)
+    return log_limits(normal, r)
 
 
 @always_inline("nodebug")
@@ -109,11 +127,12 @@ def log2[w: Int](x: Vec[f64, w]) -> Vec[f64, w]:
 
 @always_inline("nodebug")
 def log10[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
-    var bits = exponent_of(normal_of(x))
+    var normal = normal_of(x)
+    var bits = exponent_of(normal)
     var e = whole_exponent(x, bits)
     var y = log_of_near_one(fraction_of(bits), const[f32, w](0))
     var r = fma(e, const[f32, w](-1.43209888e-08), mul(y, const[f32, w](0.434294492)))
-    return log_limits(x, fma(e, const[f32, w](0.30103001), r))
+    return log_limits(normal, fma(e, const[f32, w](0.30103001), r))
 
 
 @always_inline("nodebug")
@@ -130,9 +149,36 @@ def log1p[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     var down = bitcast[f32](sub(const[i32, w](0x40800000), shift))  # 4 * 2^-e, which is no denormal
     var part = bitcast[f32](sub(bitcast[i32](x), shift))
     var f = add(part, fma(down, const[f32, w](0.25), const[f32, w](-1)))
+    if on_gpu():
+        var r = fma(cast_plain[f32](shift), const[f32, w](8.26295832e-08), log_by_quotient(f))
+        return copysign(log_limits(u, r), x)
     var e = cast_plain[f32](shr_plain(bits, const[i32, w](23)))
     var y = log_of_near_one(f, mul(e, const[f32, w](-1.90465421e-09)))
     return select(eq(x, const[f32, w](0)), x, log_limits(u, fma(e, const[f32, w](0.693147182), y)))
+
+
+@always_inline("nodebug")
+def log_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """To 18 bits: a polynomial near 1, where `log2_nearly` is right to fewer."""
+    var small = log1p_near_zero(sub(x, const[f32, w](1)))
+    var normal = mul(log2_of_all(x), const[f32, w](0.693147182))
+    return select(lt(float_abs(sub(x, const[f32, w](1))), const[f32, w](0.125)), small, normal)
+
+
+@always_inline("nodebug")
+def log1p_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """As accurate as `log_nearly`."""
+    var far = mul(log2_nearly(add(x, const[f32, w](1))), const[f32, w](0.693147182))
+    return select(lt(float_abs(x), const[f32, w](0.125)), log1p_near_zero(x), far)
+
+
+@always_inline("nodebug")
+def log1p_near_zero[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    var p = const[f32, w](0.204002113)
+    p = fma(p, x, const[f32, w](-0.253322552))
+    p = fma(p, x, const[f32, w](0.333303908))
+    p = fma(p, x, const[f32, w](-0.499986863))
+    return mul(x, fma(p, x, const[f32, w](1.00000004)))
 
 
 @always_inline("nodebug")

@@ -66,6 +66,24 @@ def exp2_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
+def log2_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """Off by `2^-22`, also where the result is small; of a denormal number, that of zero."""
+    return each[(0 < w).__mlir_bool__(), 0, "llvm.nvvm.lg2.approx.ftz.f"](x, x)
+
+
+@always_inline("nodebug")
+def log2_of_all[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """As accurate as `log2_nearly`, of denormal numbers too, which takes longer."""
+    return each[(0 < w).__mlir_bool__(), 0, "llvm.nvvm.lg2.approx.f"](x, x)
+
+
+@always_inline("nodebug")
+def saturated[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """0 below 0 and for what is no number, 1 above 1."""
+    return each[(0 < w).__mlir_bool__(), 0, "llvm.nvvm.saturate.f"](x, x)
+
+
+@always_inline("nodebug")
 def rsqrt_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     return each[(0 < w).__mlir_bool__(), 0, "llvm.nvvm.rsqrt.approx.f"](x, x)
 

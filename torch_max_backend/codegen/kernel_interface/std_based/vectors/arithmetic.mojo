@@ -206,6 +206,24 @@ def exp2_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
+def log2_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """Of a denormal number it may be that of zero."""
+    return log2_of_all(x)
+
+
+@always_inline("nodebug")
+def log2_of_all[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    return libm["log2f"](x)
+
+
+@always_inline("nodebug")
+def saturated[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
+    """0 below 0 and for what is no number, 1 above 1."""
+    var above = select(gt(x, const[f32, w](0)), x, const[f32, w](0))
+    return select(lt(above, const[f32, w](1)), above, const[f32, w](1))
+
+
+@always_inline("nodebug")
 def rsqrt_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
     return div_plain(const[f32, w](1), sqrt(x))
 
