@@ -16,7 +16,7 @@ from torch_max_backend.codegen.inexact_operations import computed_nearly
 from torch_max_backend.codegen.interleaved_writer import InterleavedWriter
 from torch_max_backend.codegen.kernel_writer import UNROLLED
 from torch_max_backend.codegen.source import Slot
-from torch_max_backend.codegen.tile_writer import NARROW
+from torch_max_backend.codegen.tile_writer import NARROW, Place
 from torch_max_backend.loops.expr import SHORT, FromIndex, Guarded, Load, Op, Scalar, variables, walk
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Var
 from torch_max_backend.loops.intervals import interval
@@ -142,24 +142,51 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         self.lines[:0] = self.head
 
     def _several(self, sizes: Sequence[str]) -> None:
-        """Several outer indices of a thread. It reads the first one again in place of those behind the last."""
+        """Several outer indices of a thread. It reads the first or the last one again in place of those behind it."""
         nest, (stage,) = self.nest, self.nest.stages
         self._line(f"var first: Int = {self._small(f'block_index() * {nest.share} + thread_in_block()')}")
         with self._block("if first < total:"):
             taken: list[tuple[str, dict[Var, str], dict[Scalar, Value]]] = []
-            for k in range(nest.each):
-                row, _ = self._new("row", self._small(f"first + {k * nest.rows}") if k else "first", 1)
-                part, _ = self._new("part", row, 1)
-                with self._block(f"if {row} >= total:"):
-                    self._line(f"{part} = first")
-                self._at_number(part, sizes)
-                taken.append((row, {v: self.place[v] for v in nest.outer}, {}))
-                with self._at(taken[-1][1], taken[-1][2]), self._in_vectors():
+            for condition, place in (
+                self._side_by_side(sizes) if nest.repeated is not None else self._a_block_apart(sizes)
+            ):
+                taken.append((condition, place, {}))
+                with self._at(place, taken[-1][2]), self._in_vectors():
                     for x in self._reads(stage, nest.outer):
                         self._scalar(x)
-            for row, place, scope in taken:
-                with self._block(f"if {row} < total:"), self._at(place, scope), self._in_vectors():
+            for condition, place, scope in taken:
+                with self._if([condition] if condition else []), self._at(place, scope), self._in_vectors():
                     self._stages()
+
+    def _a_block_apart(self, sizes: Sequence[str]) -> Iterator[tuple[str, Place]]:
+        """A thread's outer indices, as many apart as a block has threads, each with the condition that it is one."""
+        for k in range(self.nest.each):
+            row, _ = self._new("row", self._small(f"first + {k * self.nest.rows}") if k else "first", 1)
+            part, _ = self._new("part", row, 1)
+            with self._block(f"if {row} >= total:"):
+                self._line(f"{part} = first")
+            self._at_number(part, sizes)
+            yield f"{row} < total", {v: self.place[v] for v in self.nest.outer}
+
+    def _side_by_side(self, sizes: Sequence[str]) -> Iterator[tuple[str, Place]]:
+        """A thread's outer indices, side by side along a loop, each with the condition that it is one, if any."""
+        v, each = self.nest.repeated, self.nest.each
+        assert v is not None and isinstance(v.size, int)
+        self._at_number("first", sizes)
+        place = {w: self.place[w] for w in self.nest.outer}
+        for k in range(each):
+            at, _ = self._new("j", f"{place[v]} * {each} + {k}", 1)
+            if v.size % each == 0:
+                yield "", {**place, v: at}
+            else:
+                yield f"{at} < {v.size}", {**place, v: self._new("j", f"imin({at}, {v.size - 1})", 1)[0]}
+
+    def _sizes(self) -> list[str]:
+        v, each = self.nest.repeated, self.nest.each
+        return [
+            str(-(-int(w.size) // each)) if w == v else size
+            for w, size in zip(self.nest.outer, super()._sizes(), strict=True)
+        ]
 
     def _several_scans(self, sizes: Sequence[str]) -> None:
         """Several rows of a scan, one after the other, for the lanes of a warp that share one."""

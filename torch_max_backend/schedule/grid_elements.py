@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from torch_max_backend.loops.expr import Guarded, variables, walk
-from torch_max_backend.loops.index import Index, Var
+from torch_max_backend.loops.expr import Guarded, Load, Op, variables, walk
+from torch_max_backend.loops.index import Computed, Div, Index, Least, Mod, Var
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
@@ -19,7 +19,7 @@ from torch_max_backend.schedule.grid_memory import (
 )
 from torch_max_backend.schedule.grid_nest import GridNest, place_of
 from torch_max_backend.schedule.grid_tiles import tile_of, with_long_sides, with_parts_apart
-from torch_max_backend.schedule.nest import Nest, distance, runs_on, substituted
+from torch_max_backend.schedule.nest import Nest, StageNest, distance, runs_on, substituted
 
 
 def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
@@ -49,15 +49,38 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
     while lanes > 1 and outer < gpu.BUSY * lanes:
         lanes //= 2
     rows = gpu.BLOCK if outer // lanes >= gpu.BUSY else 128
-    each = 1
+    vector = fast if lanes > 1 else None
+    each, repeated = 1, None
     scattered = len(n.stages) == 1 and not n.stages[0].inner and isinstance(n.stages[0].statements[0].how, Scatter)
     if (plain or scattered) and (lanes == 1 or is_whole(fast, lanes)):
-        written = sum(s.dtype.itemsize for s in n.stages[0].statements if s.address is not None) * lanes
-        stores = {s.address for s in n.stages[0].statements}
-        reads = len({i for i, _ in n.stages[0].accesses} - stores)
-        most = min(gpu.TIMES, gpu.BYTES // max(1, written), 2 * gpu.AHEAD // max(1, reads))
-        each = times(outer // lanes, max(1, most))
-    return GridNest(n.outer, n.stages, fast if lanes > 1 else None, rows=rows, lanes=lanes, each=each)
+        repeated = _loop_that_shares(n, fast) if plain else None
+        each = times(outer // lanes, _most_at_once(n.stages[0], lanes, repeated is not None))
+        repeated = None if repeated is None or each == 1 or cost.count([repeated]) < each else repeated
+    return GridNest(n.outer, n.stages, vector, rows=rows, lanes=lanes, each=each, repeated=repeated)
+
+
+def _most_at_once(stage: StageNest, lanes: int, shares: bool) -> int:
+    """How many outer indices, or vectors of them, a thread may have: more if they share what takes longest."""
+    stores = {s.address: s.dtype.itemsize * lanes for s in stage.statements if s.address is not None}
+    loads = {i: width * lanes for i, width in stage.accesses if i not in stores}
+    reads = 2 * gpu.AHEAD // max(1, len(loads))
+    bytes_ = gpu.SHARING_BYTES // max(1, sum(loads.values())) if shares else gpu.BYTES // max(1, sum(stores.values()))
+    return max(1, min(gpu.TIMES, bytes_, reads))
+
+
+def _loop_that_shares(n: Nest, fast: Var | None) -> Var | None:
+    """The loop of which a thread should have several indices: those along it share the most that is computed.
+
+    As where images are enlarged: places and weights in an image are the same for all images.
+    """
+    found = {x for s in n.stages[0].statements for x in walk(*s.expressions) if isinstance(x, Op | Load)}
+    addresses = {i for x in found if isinstance(x, Load) for i in x.index}
+    atoms = {a for i in addresses for a in i.atoms if isinstance(a, Div | Mod | Least | Computed)}
+    varying = [variables(x) for x in found if isinstance(x, Op)] + [Index.of(a).variables for a in atoms]
+    known = [v for v in n.outer if v != fast and isinstance(v.size, int)]
+    shared = {v: sum(bool(used) and v not in used for used in varying) for v in known}
+    best = max(known, key=lambda v: shared[v], default=None)
+    return best if best is not None and shared[best] >= gpu.WORTH_SHARING else None
 
 
 def _turned_in_registers(n: Nest, pair: Interleaved) -> GridNest:

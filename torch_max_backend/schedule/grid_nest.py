@@ -31,6 +31,8 @@ class GridNest(Nest):
     each: int = 1
     """Outer indices, or vectors of them, of a thread or of the threads that share them: reads of all are under way
     together."""
+    repeated: Var | None = None
+    """The outer loop along which those ``each`` are neighbours. Without one they are a block's threads apart."""
     blocks: int = 1
     """Blocks that share an outer index with all of their threads: a cluster of them, in which ``threads`` count."""
     anew: bool = False
@@ -55,16 +57,17 @@ class GridNest(Nest):
     @property
     def share(self) -> int:
         """Outer indices, or vectors of them, of a block or a cluster."""
-        return self.rows * self.each
+        return self.rows * (self.each if self.repeated is None else 1)
 
     @property
     def parts(self) -> Index:
-        """Outer indices, or vectors of them: what blocks have their shares of."""
+        """Outer indices, vectors of them, or some along ``repeated``: what blocks have their shares of."""
         if self.flat:
             return (product(Index.of(v.size) for v in self.outer) + (self.lanes - 1)) // self.lanes
         sizes = []
         for v in self.outer:
             each = self.lanes if v == self.vector else self.tile.side(v) if self.tile is not None else 1
+            each = self.each if v == self.repeated else each
             sizes.append((Index.of(v.size) + (each - 1)) // each)
         return product(sizes)
 
@@ -98,6 +101,7 @@ class GridNest(Nest):
         how += ", and the rest anew" if self.anew else ""
         how += f", a cluster of {self.blocks} blocks" if self.blocks > 1 else ""
         how += f", {self.each} times" if self.each > 1 else ""
+        how += f" along {self.repeated}" if self.repeated is not None else ""
         how += ", beyond rows" if self.flat else ""
         how += f", {self.interleaved}" if self.interleaved is not None else ""
         how = str(self.tile) if self.tile is not None else how

@@ -203,7 +203,7 @@ def turned_by(stage: StageNest, fast: Var, across: Var) -> Iterator[Scalar]:
 
 def _is_turned(x: Load, fast: Var, across: Var) -> bool:
     """Whether a load's address is a sum of steps of one along ``across``, of others along ``fast``, and of what other
-    loops add. Loops that a reshape has made one have quotients and remainders; what is reflected has the least of two."""
+    loops add. Loops that a reshape has made one have quotients and remainders, what is reflected the least of two."""
     if not x.index:
         return False
     index = x.index[0]

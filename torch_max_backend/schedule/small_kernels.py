@@ -80,7 +80,14 @@ def _form(step: Step) -> object:
     """What two kernels have in common that can be one; none for what shares no launch."""
     if not isinstance(step, GridNest) or len(step.stages) != 1 or step.stages[0].inner:
         return None
-    if step.tile is not None or step.interleaved is not None or step.flat or step.held or step.columns:
+    if (
+        step.tile is not None
+        or step.interleaved is not None
+        or step.flat
+        or step.held
+        or step.columns
+        or step.repeated is not None
+    ):
         return None
     sizes = tuple(v.size for v in step.outer)
     if not all(isinstance(size, int) for size in sizes) or cost.count(step.outer) > SMALL:
