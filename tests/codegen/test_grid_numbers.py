@@ -12,7 +12,7 @@ from tests.codegen.test_grid_programs import nests, texts
 from tests.support.grid_emulator import emulated
 from tests.support.grid_programs import check_emulated
 from torch_max_backend.compile.cuda_build import build_ptx
-from torch_max_backend.loops.expr import cast, op
+from torch_max_backend.loops.expr import cast, op, select
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.loops.rules import reduce, scatter, views
 from torch_max_backend.loops.rules.registry import rules
@@ -120,7 +120,8 @@ def test_lanes_that_read_one_element_read_it_once(
     x = torch.randint(-9, 9, (3, 8, *sizes)).to(dtype)
     made = for_gpu(lambda x: (rule(x, [2 * n for n in sizes], *options),), x)
     text = made.written().source
-    assert text.count("load") <= taps
+    (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
+    assert text.count("load") <= taps * nest.each
     assert "floor_div(" not in text and "remainder(" not in text
     check_emulated(made)
 
@@ -139,12 +140,12 @@ def test_places_in_a_resized_image_are_of_32_bits(mode: str, outputs: tuple[int,
 
 
 def test_a_thread_that_reads_much_has_few_elements() -> None:
-    """Reads of all of them are under way together, and each is in a register."""
+    """Reads of all of them are under way together, and each is in a register: of two images, which share weights."""
     rule = rules()[torch.ops.aten.upsample_bicubic2d.default]
     x = torch.empty(4096, 8, 32, 32, dtype=torch.bfloat16)
     made = for_gpu(lambda x: (rule(x, [17, 23], False),), x)
     (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
-    assert nest.lanes == nest.each == 1
+    assert nest.lanes == 1 and nest.each == 2 and nest.repeated == nest.outer[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -163,6 +164,42 @@ def test_elements_of_a_vector_in_two_rows_are_at_their_number(
     text = made.written().source
     assert nest.flat and nest.lanes > 1
     assert re.search(r"load_aligned\[\d\]\(p\d, first\)", text) and re.search(r"load\[1\]\(p\d, k\d+\)", text)
+    check_emulated(made)
+
+
+@pytest.mark.parametrize(("columns", "places"), [(33, 2), (42, 2), (8, 1)])
+def test_a_vector_in_two_rows_looks_its_places_up_twice(
+    columns: int, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no row is shorter than it: the first and the last lane know where their rows begin."""
+    monkeypatch.setattr(grid_limits, "BUSY", 8)
+
+    def chosen(x: Tensor, k: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        rows = rules()[aten.index_select.default](x, 0, k)
+        y, z = views.expand(views.unsqueeze(y, 1), rows.shape), views.expand(views.unsqueeze(z, 0), rows.shape)
+        return (pointwise(lambda a, b, c: select(b > 0, a, a + c), rows, y, z),)
+
+    generator = torch.Generator().manual_seed(0)
+    x, y, z = (torch.randint(-9, 9, n, generator=generator).bfloat16() for n in ((20, columns), (64,), (columns,)))
+    made = for_gpu(chosen, x, torch.randint(0, 20, (64,), generator=generator), y, z)
+    (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
+    text = made.written().source
+    assert nest.lanes == 8 and text.count("checked_index(") == places
+    check_emulated(made)
+
+
+def test_what_all_lanes_have_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of a table that lies by columns, of which a vector's elements are far apart."""
+    monkeypatch.setattr(grid_limits, "BUSY", 8)
+
+    def chosen(x: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        return (rules()[aten.index_select.default](views.transpose(x, 0, 1), 0, k),)
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-9, 9, (16, 39), generator=generator).bfloat16()
+    made = for_gpu(chosen, x, torch.randint(0, 39, (64,), generator=generator))
+    text = made.written().source
+    assert text.count("checked_index(") == 1 and text.count("load[1](") == 9
     check_emulated(made)
 
 

@@ -370,6 +370,11 @@ class Threads:
             return self.signed(x.ops[0], self.value(x.left), self.value(x.comparators[0]))
         if isinstance(x, ast.UnaryOp) and isinstance(x.op, ast.USub):
             return -self.value(x.operand)
+        if isinstance(x, ast.IfExp):
+            sides = (self.value(y) for y in (x.body, x.orelse))
+            a, b = (self.grid.number(y) if isinstance(y, int) else y for y in sides)
+            holds = self.holds(x.test)
+            return torch.where(holds[:, None] if a.ndim == 2 else holds, a, b)
         if isinstance(x, ast.Tuple):
             return tuple(map(self.value, x.elts))
         if isinstance(x, ast.Call):

@@ -15,16 +15,16 @@ from torch_max_backend.codegen.held_row_writer import HeldRowWriter
 from torch_max_backend.codegen.inexact_operations import computed_nearly
 from torch_max_backend.codegen.interleaved_writer import InterleavedWriter
 from torch_max_backend.codegen.kernel_writer import UNROLLED
+from torch_max_backend.codegen.lane_writer import LaneWriter
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import NARROW, Place
-from torch_max_backend.loops.expr import SHORT, FromIndex, Guarded, Load, Op, Scalar, variables, walk
+from torch_max_backend.loops.expr import SHORT, FromIndex, Load, Op, Scalar, walk
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Var
 from torch_max_backend.loops.intervals import interval
 from torch_max_backend.loops.program import Scan, Scatter
-from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.grid_limits import AHEAD, BUSY, BYTES, WARP
-from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, is_same_within, runs_within
+from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, runs_within
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.grid_rows import is_read_from_its_end
 from torch_max_backend.schedule.nest import StageNest, Statement
@@ -63,7 +63,7 @@ def _ends(index: Index) -> tuple[float, float]:
     return low, high
 
 
-class GridKernelWriter(HeldRowWriter, InterleavedWriter):
+class GridKernelWriter(HeldRowWriter, InterleavedWriter, LaneWriter):
     """Writes the kernel of a :class:`GridNest`.
 
     In the text ``part`` is a thread's outer index among all, and ``mine`` the thread's number among those that share
@@ -81,8 +81,6 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         super().__init__(nest, slots)
         self.nearly = computed_nearly(nest, {name for name, slot in slots.items() if slot.is_rough})
         """Operations that need not be exact."""
-        self.lane: int | None = None
-        """The lane of vectors at work, where lanes are computed one after the other."""
         self.number = ("", "")
         """Where the last outer loop is and the number of the outer index then, in a nest of vectors beyond rows."""
         self.row = "row"
@@ -276,85 +274,8 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter):
         text = f"small({text})" if (min(lows) if k > 0 else max(lows)) >= 0 else text
         return text if abs(k) == 1 else f"{abs(k)} * {text}"
 
-    # -- lanes -----------------------------------------------------------------------------------------------
-    def _scalar(self, x: Scalar) -> Value:
-        text, lanes = super()._scalar(x)
-        return (text, lanes) if self.lane is None or lanes == 1 else (f"lane_at({text}, {self.lane})", 1)
-
     def _load(self, x: Load) -> Value:
-        if self._is_interleaved(x.index[0]):
-            return self._load_interleaved(x)
-        if self.lanes == 1 or self._step(x.index[0]) in (0, 1):
-            return super()._load(x)
-        apart = self._index_by_lane(x.index[0])
-        return self._by_lane(x) if apart is None else self._loads_by_lane(x, apart)
-
-    def _index_by_lane(self, index: Index) -> list[Index] | None:
-        """An index in each lane of a vector that begins at a multiple of its lanes, as one of the vector's number.
-
-        Of ``(i + 1) // 2`` lanes 0 to 3 are ``2*q``, ``2*q + 1``, ``2*q + 1``, ``2*q + 2``: little is left to compute,
-        and lanes that read one element read it once. ``None`` where that is not known.
-        """
-        v, lanes = self.vector, self.lanes
-        if v is None or self.nest.flat or any(isinstance(atom, Computed) for atom in index.atoms):
-            return None
-        number = sized(f"{v.name} of {lanes}", (Index.of(v.size) + (lanes - 1)) // lanes)
-        key = FromIndex(Index.of(number), torch.int64)
-        known = self._known(key)
-        if known is None:
-            known = self.scopes[-1][key] = self._new("q", self._index(Index.of(v) // lanes), 1)
-        self.place[number] = known[0]
-        return [index.substitute({v: Index.of(number) * lanes + k}) for k in range(lanes)]
-
-    def _loads_by_lane(self, x: Load, places: Sequence[Index]) -> Value:
-        """Elements that are no neighbours, as a vector."""
-        v, lanes = self.vector, self.lanes
-        self.vector, self.lanes = None, 1
-        texts = [self._scalar(Load(x.source, (place,), x.dtype))[0] for place in places]
-        self.vector, self.lanes = v, lanes
-        return self._joined(texts, SHORT[x.dtype]), lanes
-
-    def _from_index(self, index: Index, dtype: str = "i64") -> Value:
-        apart = self._index_by_lane(index) if self.lanes > 1 and self._step(index) is None else None
-        if apart is None:
-            return super()._from_index(index, dtype)
-        return self._joined([f"from_int[{dtype}, 1]({self._index(place)})" for place in apart], dtype), self.lanes
-
-    def _guarded(self, x: Guarded) -> Value:
-        kept = (self.registers[y.source][1] for y in walk(x.condition) if isinstance(y, Load) and not y.index)
-        differs = any(lanes > 1 for lanes in kept)
-        if self.vector is not None and self.vector in variables(x.condition):
-            differs = differs or self.nest.flat or not is_same_within(x.condition, self.vector, self.lanes)
-        return self._by_lane(x) if self.lanes > 1 and differs else super()._guarded(x)
-
-    def _condition(self, x: Guarded) -> Value:
-        """That of a vector's first lane, where all lanes have the same."""
-        if self.lanes == 1:
-            return super()._condition(x)
-        v, lanes = self.vector, self.lanes
-        self.vector, self.lanes, self.lane = None, 1, 0
-        with self._scope():  # what is computed for it is of one lane
-            found = self._scalar(x.condition)
-        self.vector, self.lanes, self.lane = v, lanes, None
-        return found
-
-    def _by_lane(self, x: Scalar) -> Value:
-        """An expression one lane after the other: a thread's loads need not be neighbours, its stores are."""
-        v, lanes = self.vector, self.lanes
-        assert v is not None
-        start, registers = self.place[v], self.registers
-        result, _ = self._new("w", f"const[{SHORT[x.dtype]}, {lanes}](0)", lanes)
-        self.vector, self.lanes = None, 1
-        for k in range(lanes):
-            with self._scope():
-                self.lane = k
-                self.registers = {n: (f"lane_at({t}, {k})", 1) if w > 1 else (t, w) for n, (t, w) in registers.items()}
-                self.place[v] = self._new("k", f"{start} + {k}", 1)[0] if k else start
-                value = super()._guarded(x) if isinstance(x, Guarded) else super()._load(x)  # type: ignore[arg-type]
-                self._line(f"{result} = with_lane({result}, {k}, {self._widened(value, 1)})")
-        self.vector, self.lanes, self.lane, self.registers = v, lanes, None, registers
-        self.place[v] = start
-        return result, lanes
+        return self._load_interleaved(x) if self._is_interleaved(x.index[0]) else super()._load(x)
 
     # -- the loops of a stage --------------------------------------------------------------------------------
     def _lanes_of(self, v: Var) -> int:

@@ -358,6 +358,8 @@ def op(name: str, *args: Scalar) -> Scalar:
     count, result = OPERATIONS[name]
     if len(args) != count or len({a.dtype for a in args}) != 1:
         raise TypeError(f"{name} of {[SHORT[a.dtype] for a in args]}: it takes {count} of one dtype")
+    if name in ("mul", "div") and args[0].dtype.is_floating_point and isinstance(args[1], Const) and args[1].value == 1:
+        return args[0]
     return Op(name, args, torch.bool if result is _BOOL else args[0].dtype)
 
 

@@ -63,7 +63,7 @@ def _most_at_once(stage: StageNest, lanes: int, shares: bool) -> int:
     """How many outer indices, or vectors of them, a thread may have: more if they share what takes longest."""
     stores = {s.address: s.dtype.itemsize * lanes for s in stage.statements if s.address is not None}
     loads = {i: width * lanes for i, width in stage.accesses if i not in stores}
-    reads = 2 * gpu.AHEAD // max(1, len(loads))
+    reads = (gpu.SHARING_READS if shares else 2 * gpu.AHEAD) // max(1, len(loads))
     bytes_ = gpu.SHARING_BYTES // max(1, sum(loads.values())) if shares else gpu.BYTES // max(1, sum(stores.values()))
     return max(1, min(gpu.TIMES, bytes_, reads))
 

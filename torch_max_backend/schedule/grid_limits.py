@@ -43,9 +43,9 @@ SECTOR, LINE, WORD = 32, 128, 4
 """Bytes that memory is read by, at least, those of a line of a cache, and those that a thread should read at once."""
 TIMES = 4
 """Outer indices of a thread, at most, if each of them alone reads or writes little."""
-WORTH_SHARING, SHARING_BYTES = 6, 128
-"""Operations that outer indices along a loop share, so that a thread has neighbours along it, and bytes that it reads
-of these at most."""
+WORTH_SHARING, SHARING_READS, SHARING_BYTES = 6, 32, 128
+"""Operations that outer indices along a loop share, so that a thread has neighbours along it; reads of these and their
+bytes, at most."""
 LOOKED_AT = 16
 """Iterations of a loop that are looked at to see how far apart neighbours are, where no one number says it."""
 LONG_ROW, FEW_WARPS, READS = 1024, 2, 4
