@@ -245,6 +245,7 @@ def near(to: Ptr[f32], a: Ptr[f32], b: Ptr[f32]) abi("C"):
     store(to, n * 9 + i, erf_nearly(load[1](b, i)))
     store(to, n * 10 + i, log_nearly(float_abs(load[1](b, i))))
     store(to, n * 11 + i, log1p_nearly(float_abs(load[1](b, i))))
+    store(to, n * 12 + i, div_closely(load[1](a, i), load[1](b, i)))
 """
 
 FOLDS: dict[str, Callable[..., torch.Tensor]] = {

@@ -191,16 +191,27 @@ def test_fast_functions(kernels: Kernels) -> None:
     a, b = torch.randn(128) * 20, torch.randn(128)
     a[0], b[1] = NAN, NAN
     b[2:10] = torch.tensor([1e-30, -1e-5, 0.0624, 9.0, 1.00002, 0.99998, 0.874, 1e-40])
-    got = torch.zeros(12, 128, device="cuda")
+    got = torch.zeros(13, 128, device="cuda")
     kernels.launch("fixed", "near", got, *gpu([a, b]))
     x, y = a.double(), b.double()
     for k, exact in enumerate([x.exp2(), x.abs().rsqrt(), x / y]):
         assert errors(got[k].cpu(), exact).max() <= 2.5
+    assert errors(got[12].cpu(), x / y).max() <= 0.51
     for k, exact in enumerate([x.exp(), x.sigmoid(), x.tanh(), 1 / x], 5):
         assert torch.allclose(got[k].cpu().double(), exact, rtol=2**-17, atol=0, equal_nan=True), k
     for k, exact in enumerate([y.erf(), y.abs().log(), y.abs().log1p()], 9):
         assert torch.allclose(got[k].cpu().double(), exact, rtol=2**-17, atol=0, equal_nan=True), k
     assert same(got[3].cpu(), torch.maximum(a, b)).all() and same(got[4].cpu(), torch.minimum(a, b)).all()
+
+
+def test_close_quotients_of_extremes(kernels: Kernels) -> None:
+    values = torch.tensor([0.0, 1.0, INF, -INF, NAN, 3e38, -2.0, 1e-37, 1e-30, 1e30, -7.0])
+    a, b = (x.flatten() for x in torch.meshgrid(values, values, indexing="ij"))
+    got = torch.zeros(13, len(a), device="cuda")
+    kernels.launch("fixed", "near", got, *gpu([a, b]), threads=len(a))
+    want = a / b
+    normal = want.isnan() | want.isinf() | (want.abs() > torch.finfo(want.dtype).tiny) | (want == 0)
+    assert torch.allclose(got[12].cpu()[normal], want[normal], rtol=1e-7, atol=1e-44, equal_nan=True)
 
 
 def test_products_and_sums_are_not_fused_unless_asked(kernels: Kernels) -> None:

@@ -81,6 +81,19 @@ def test_groups_that_fill_no_tile_stay_contiguous(
     assert (strides(call)[1] == 1) is is_last
 
 
+@pytest.mark.parametrize(
+    ("channels", "features", "taps", "is_last"),
+    [(32, 4, 1, False), (12, 64, 1, False), (32, 64, 1, True), (32, 4, 3, True)],
+)
+def test_one_tap_of_channels_that_fill_no_tile_stays_contiguous(
+    program_of: Callable[..., Program], channels: int, features: int, taps: int, is_last: bool
+) -> None:
+    weight = half(features, channels, taps, taps)
+    for function in (activated, activated_twice):
+        (call,) = calls(program_of(function, half(2, channels, 64, 64), weight))
+        assert lies_last(call.args[0]) is lies_last(call.results[0]) is is_last
+
+
 def lies_last(x: Any) -> bool:
     """Whether an argument or a result of a call, an image with more than one channel, has its channels last."""
     return int(x.strides[1].constant) == 1

@@ -405,7 +405,7 @@ class Threads:
             return grid.of_cluster(rest, *fixed, *args)
         if kind == "reduce":
             return _FOLDS[rest](args[0]).to(args[0].dtype)
-        exact = name.removesuffix("_nearly")
+        exact = name.removesuffix("_nearly").removesuffix("_closely")
         if exact in OPERATIONS or exact in _TORCH or exact in ("power", "integer_power"):
             return self.operation({"power": "pow", "integer_power": "pow"}.get(exact, exact), args)
         raise NotImplementedError(f"{name}, in {grid.line.strip()}")

@@ -12,7 +12,7 @@ import torch
 from torch_max_backend.codegen.accumulators import COMBINE, SCALED_NEARLY, Accumulator, Accumulators, Reduction
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.held_row_writer import HeldRowWriter
-from torch_max_backend.codegen.inexact_operations import computed_nearly
+from torch_max_backend.codegen.inexact_operations import computed_nearly, divided_closely
 from torch_max_backend.codegen.interleaved_writer import InterleavedWriter
 from torch_max_backend.codegen.kernel_writer import UNROLLED
 from torch_max_backend.codegen.lane_writer import LaneWriter
@@ -79,7 +79,8 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter, LaneWriter):
 
     def __init__(self, nest: GridNest, slots: Mapping[str, Slot]) -> None:
         super().__init__(nest, slots)
-        self.nearly = computed_nearly(nest, {name for name, slot in slots.items() if slot.is_rough})
+        rough = {name for name, slot in slots.items() if slot.is_rough}
+        self.nearly, self.closely = computed_nearly(nest, rough), divided_closely(nest, rough)
         """Operations that need not be exact."""
         self.number = ("", "")
         """Where the last outer loop is and the number of the outer index then, in a nest of vectors beyond rows."""
@@ -100,7 +101,8 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter, LaneWriter):
         return super()._computed(x)
 
     def _spelled(self, x: Op) -> str:
-        return f"{x.name}_nearly" if x in self.nearly else super()._spelled(x)
+        how = "_nearly" if x in self.nearly else "_closely" if x in self.closely else ""
+        return x.name + how if how else super()._spelled(x)
 
     # -- outer indices ---------------------------------------------------------------------------------------
     def _outer(self) -> None:

@@ -19,15 +19,27 @@ def computed_nearly(nest: Nest, rough: Container[str] = frozenset()) -> set[Scal
     They have a form that is fast, and right to 17 bits and more. What is kept between stages, such as a row's sum, is
     on the way to what is computed of it, and so are ``rough`` tensors. Comparisons, and what becomes an integer, ask
     for exact numbers.
-
-    An exponential's share of a sum that has been kept is divided so whatever its result's dtype is: the error is two
-    units in the last place, as that of the exponential.
     """
     exact = _exact(nest, rough)
+    return {x for x in _operations(nest) if x.name in _NEARLY and x not in exact}
+
+
+def divided_closely(nest: Nest, rough: Container[str] = frozenset()) -> set[Scalar]:
+    """Quotients in float32 of an exponential and a sum that has been kept, unless they are computed nearly, or ask for
+    exact numbers: what is divided by one number for many is soon divided to half a unit in the last place.
+
+    With more, all shares of a sum would be off by the same, as their sum is then: gradients of a softmax are made of
+    what that is less than one.
+    """
+    exact = _exact(nest, rough, of_floats=False)
+    shares: set[Scalar] = {x for x in _operations(nest) if _is_share(x) and x not in exact}
+    return shares - computed_nearly(nest, rough)
+
+
+def _operations(nest: Nest) -> list[Op]:
+    """Those on float32."""
     every = {x for stage in nest.stages for s in stage.statements for x in walk(*s.expressions)}
-    floats = [x for x in every if isinstance(x, Op) and x.dtype is torch.float32]
-    shares = set(filter(_is_share, floats)) - _exact(nest, rough, of_floats=False)
-    return shares | {x for x in floats if x.name in _NEARLY and x not in exact}
+    return [x for x in every if isinstance(x, Op) and x.dtype is torch.float32]
 
 
 def _is_share(x: Op) -> bool:

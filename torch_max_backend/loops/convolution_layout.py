@@ -138,14 +138,16 @@ class CudnnConvolution(Convolution):
 
         cuDNN fills their tiles up with zeros: of an image with channels last by a kernel that takes longer than the
         convolution, of a contiguous one as it copies it anyway. Images of one channel lie in both ways at once: ATen
-        takes them for contiguous. Groups were measured in 16 bits alone (docs/gpu-measurements.md).
+        takes them for contiguous. Groups were measured in 16 bits alone (docs/gpu-measurements.md). Channels without
+        groups are filled up as well; of one tap little is multiplied, and reading the image is what takes long.
         """
         inside, outside = self.image[1] // self.groups, self.result[1] // self.groups
         if copies and self.dtype not in CUDNN_DTYPES and not self.is_worth_a_copy:
             return False
-        if self.groups == 1:
-            return inside > 1
         vector = 16 // self.dtype.itemsize
+        if self.groups == 1:
+            is_filled = math.prod(self.weight[2:]) == 1 and bool(inside % vector or outside % vector)
+            return inside > 1 and not (is_filled and (copies or convolutions < A_CHAIN))
         return inside == 1 or all(n % vector == 0 and n.bit_count() == 1 for n in (inside, outside))
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from torch_max_backend.loops.expr import Guarded, Load, Op, variables, walk
-from torch_max_backend.loops.index import Computed, Div, Index, Least, Mod, Var
+from torch_max_backend.loops.expr import Guarded, Op, variables, walk
+from torch_max_backend.loops.index import Index, Var
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule import grid_limits as gpu
@@ -71,12 +71,11 @@ def _most_at_once(stage: StageNest, lanes: int, shares: bool) -> int:
 def _loop_that_shares(n: Nest, fast: Var | None) -> Var | None:
     """The loop of which a thread should have several indices: those along it share the most that is computed.
 
-    As where images are enlarged: places and weights in an image are the same for all images.
+    As where images are enlarged: places and weights in an image are the same for all images. Places alone, as where one
+    is reflected, take no longer than memory.
     """
-    found = {x for s in n.stages[0].statements for x in walk(*s.expressions) if isinstance(x, Op | Load)}
-    addresses = {i for x in found if isinstance(x, Load) for i in x.index}
-    atoms = {a for i in addresses for a in i.atoms if isinstance(a, Div | Mod | Least | Computed)}
-    varying = [variables(x) for x in found if isinstance(x, Op)] + [Index.of(a).variables for a in atoms]
+    every = {x for s in n.stages[0].statements for x in walk(*s.expressions)}
+    varying = [variables(x) for x in every if isinstance(x, Op)]
     known = [v for v in n.outer if v != fast and isinstance(v.size, int)]
     shared = {v: sum(bool(used) and v not in used for used in varying) for v in known}
     best = max(known, key=lambda v: shared[v], default=None)

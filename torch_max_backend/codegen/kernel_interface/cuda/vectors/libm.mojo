@@ -98,3 +98,20 @@ def reciprocal_nearly[w: Int](x: Vec[f32, w]) -> Vec[f32, w]:
 def div_nearly[w: Int](a: Vec[f32, w], b: Vec[f32, w]) -> Vec[f32, w]:
     """To two units in the last place."""
     return each_of_two[(0 < w).__mlir_bool__(), 0, "llvm.nvvm.div.full"](a, b, a)
+
+
+@always_inline("nodebug")
+def div_closely[w: Int](a: Vec[f32, w], b: Vec[f32, w]) -> Vec[f32, w]:
+    """To half a unit in the last place, or hardly more. What is computed of `b` alone is computed once, if it is the same
+    for many: a reciprocal, and a power of two by which extreme numbers are brought to where that has all its digits.
+    """
+    var size = float_abs(b)
+    var one = const[f32, w](1)
+    var scale = select(gt(size, const[f32, w](1.2676506e30)), const[f32, w](5.4210109e-20), one)
+    scale = select(lt(size, const[f32, w](7.8886091e-31)), const[f32, w](1.8446744e19), scale)
+    var d = mul(b, scale)
+    var r = reciprocal_nearly(d)
+    var n = mul(a, scale)
+    var q = mul(n, r)
+    var better = fma(fma(neg(d), q, n), r, q)
+    return select(lt(float_abs(better), const[f32, w](3.4028235e38)), better, q)

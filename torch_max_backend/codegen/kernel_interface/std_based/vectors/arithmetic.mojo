@@ -239,6 +239,11 @@ def div_nearly[w: Int](a: Vec[f32, w], b: Vec[f32, w]) -> Vec[f32, w]:
 
 
 @always_inline("nodebug")
+def div_closely[w: Int](a: Vec[f32, w], b: Vec[f32, w]) -> Vec[f32, w]:
+    return div_plain(a, b)
+
+
+@always_inline("nodebug")
 def is_nan[d: DType, w: Int](x: Vec[d, w]) -> Vec[boolean, w]:
     return isnan(x.v)
 
