@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the names of schemes")
     parser.add_argument("--model", default="", help="a part of the names of models")
     parser.add_argument("--layers", type=int, default=2, help="of Llama")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="its tokens; with 1 Inductor compiles less")
     parser.add_argument("--processor-time", action="store_true", help="of one thread, where others use the machine")
     parser.add_argument("--compile", action="store_true", help="fill the caches, and measure nothing")
     parser.add_argument("--lock", default="", help="a file that is locked meanwhile: processes compile side by side")
@@ -235,7 +236,8 @@ def main() -> None:
         for of, make in models(arguments.layers).items():
             if arguments.only in name and arguments.model in of:
                 turn = FileLock(arguments.lock) if arguments.lock else nullcontext()
-                cells = _cells(config, make, arguments.device, getattr(torch, arguments.dtype), clock, turn)
+                dtype = getattr(torch, arguments.dtype)
+                cells = _cells(config, make, arguments.device, dtype, arguments.prompt, clock, turn)
                 print(f"| {name} | {of} | {' | '.join(cells)} |", flush=True)
 
 
@@ -245,6 +247,7 @@ def _cells(
     make: Callable[[], tuple[nn.Module, torch.Tensor]],
     device: str,
     dtype: torch.dtype,
+    tokens: int,
     clock: Clock,
     turn: AbstractContextManager[Any],
 ) -> list[str]:
@@ -254,7 +257,7 @@ def _cells(
     torch._dynamo.reset()
     model, prompt = make()
     model = model.eval().to(device=device, dtype=dtype)
-    prompt = prompt.to(device=device, dtype=dtype if prompt.is_floating_point() else prompt.dtype)
+    prompt = prompt.to(device, dtype) if prompt.is_floating_point() else prompt[:, :tokens].to(device)
     exact = model(prompt).float()
     try:
         quantize_(model, config())
