@@ -9,6 +9,7 @@ import torch
 
 from tests.codegen.test_emulated_kernels import for_gpu
 from tests.codegen.test_grid_programs import nests, texts
+from tests.support.absent_gpu import noted_plans, trace
 from tests.support.grid_emulator import emulated
 from tests.support.grid_programs import check_emulated
 from torch_max_backend.compile.cuda_build import build_ptx
@@ -186,6 +187,15 @@ def test_a_vector_in_two_rows_looks_its_places_up_twice(
     text = made.written().source
     assert nest.lanes == 8 and text.count("checked_index(") == places
     check_emulated(made)
+
+
+def test_rows_with_more_elements_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = noted_plans(monkeypatch)
+    shapes = ((1000, 33), torch.bfloat16), ((140_000_000,), torch.int64)
+    made = [lambda n=n, d=d: torch.empty(n, dtype=d, device="cuda") for n, d in shapes]  # type: ignore[misc]
+    trace(lambda x, k: x.index_select(0, k) * 2, *made)
+    (program,) = plans[-1][1].values()
+    assert "% (33)" in program.written.source and "32(i0" not in program.written.source
 
 
 def test_what_all_lanes_have_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:

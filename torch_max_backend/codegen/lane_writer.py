@@ -83,14 +83,13 @@ class LaneWriter(TileWriter):
         row = None if v is None or self.nest.flat else _row_of_lanes(x.index[0], v)
         if v is None or row is None or row.size < lanes:
             return None
-        pointer, start = self.pointers[x.source], self.place[v]
+        pointer = self.pointers[x.source]
         first, last = self._place_in_lane(x.index[0], v, 0), self._place_in_lane(x.index[0], v, lanes - 1)
-        left, _ = self._new("n", f"{row.size} - rem32({start}, {row.size})", 1)
+        left, _ = self._new("n", f"{row.size} - {self._index(Index.of(v) % row.size)}", 1)
         if row.step == 0:
             ends = [self._new("x", f"load[1]({pointer}, {at})", 1)[0] for at in (first, last)]
-            return self._joined(
-                [f"({ends[0]} if {k} < {left} else {ends[1]})" for k in range(lanes)], SHORT[x.dtype]
-            ), lanes
+            texts = [f"({ends[0]} if {k} < {left} else {ends[1]})" for k in range(lanes)]
+            return self._joined(texts, SHORT[x.dtype]), lanes
         texts = []
         for k in range(lanes):
             before, behind = f"{first} + {k * row.step}", f"{last} - {(lanes - 1 - k) * row.step}"
