@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import queue
 import subprocess
@@ -20,6 +21,11 @@ from torch_max_backend.compile.scratch_folder import ScratchFolder
 
 NICENESS_EARLY = 5
 """How much a compile that nobody waits for yet gives way: its weight is a third of the others'."""
+log = logging.getLogger("torch_max_backend")
+
+LOST_FILE = "could not lower LIT to KGEN: No such file or directory"
+"""What MAX 26.7 has been seen to say of a module that it compiles when it is asked again: of the first one for a GPU
+on a machine without caches, while other processes compiled. Which file it misses is not known."""
 STDERR_KEPT = 6000
 """Characters of compiler output that an error message carries."""
 
@@ -39,11 +45,24 @@ class Worker:
         self.log = self.folder.path / "stderr"
 
     def compile(self, bytecode: bytes, extensions: list[Path]) -> bytes:
-        """Compile one module.
+        """Compile one module; once more, in a new process, if MAX says :data:`LOST_FILE`.
 
         Raises:
             CompileError: The compiler refused or died; the message has its diagnostics.
         """
+        try:
+            return self._compile(bytecode, extensions)
+        except CompileError as error:
+            if LOST_FILE not in str(error):
+                raise
+            log.warning("MAX missed a file while it compiled (%s): it is started again and asked once more", LOST_FILE)
+            with self._lock:
+                if self.process is not None:
+                    self.process.kill()
+                    self.process.wait()
+            return self._compile(bytecode, extensions)
+
+    def _compile(self, bytecode: bytes, extensions: list[Path]) -> bytes:
         folder = self.folder.path
         source, artifact = folder / "module.mlirbc", folder / "module.mef"
         source.write_bytes(bytecode)

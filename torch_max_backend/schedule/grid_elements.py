@@ -55,7 +55,7 @@ def thread_each(n: Nest, fast: Var | None, outer: int) -> GridNest:
     if (plain or scattered) and (lanes == 1 or is_whole(fast, lanes)):
         repeated = _loop_that_shares(n, fast) if plain else None
         each = times(outer // lanes, _most_at_once(n.stages[0], lanes, repeated is not None))
-        repeated = None if repeated is None or each == 1 or cost.count([repeated]) < each else repeated
+        repeated = repeated if each > 1 else None
     return GridNest(n.outer, n.stages, vector, rows=rows, lanes=lanes, each=each, repeated=repeated)
 
 
@@ -76,7 +76,7 @@ def _loop_that_shares(n: Nest, fast: Var | None) -> Var | None:
     """
     every = {x for s in n.stages[0].statements for x in walk(*s.expressions)}
     varying = [variables(x) for x in every if isinstance(x, Op)]
-    known = [v for v in n.outer if v != fast and isinstance(v.size, int)]
+    known = [v for v in n.outer if v != fast and isinstance(v.size, int) and v.size >= gpu.TIMES]
     shared = {v: sum(bool(used) and v not in used for used in varying) for v in known}
     best = max(known, key=lambda v: shared[v], default=None)
     return best if best is not None and shared[best] >= gpu.WORTH_SHARING else None
