@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -98,15 +99,20 @@ class LaneWriter(TileWriter):
 
     def _place_in_lane(self, index: Index, v: Var, k: int) -> str:
         """The name of an index in one lane of vectors along ``v``."""
+        with self._in_lane(v, k):
+            return self._new("k", self._index(index), 1)[0]
+
+    @contextmanager
+    def _in_lane(self, v: Var, k: int) -> Iterator[None]:
+        """In one lane of the vectors along ``v`` that are at work, which a name of its own has the place of."""
         lanes, start, registers = self.lanes, self.place[v], self.registers
         self.vector, self.lanes, self.lane = None, 1, k
         self.registers = {n: (f"lane_at({t}, {k})", 1) if w > 1 else (t, w) for n, (t, w) in registers.items()}
         with self._scope():
-            self.place[v] = f"({start} + {k})" if k else start
-            found, _ = self._new("k", self._index(index), 1)
+            self.place[v] = self._new("k", f"{start} + {k}", 1)[0] if k else start
+            yield
         self.vector, self.lanes, self.lane, self.registers = v, lanes, None, registers
         self.place[v] = start
-        return found
 
     def _index_by_lane(self, index: Index) -> list[Index] | None:
         """An index in each lane of a vector that begins at a multiple of its lanes, as one of the vector's number.
@@ -161,20 +167,13 @@ class LaneWriter(TileWriter):
         """An expression one lane after the other: a thread's loads need not be neighbours, its stores are."""
         v, lanes = self.vector, self.lanes
         assert v is not None
-        start, registers = self.place[v], self.registers
         if isinstance(x, Load):  # what all lanes have is computed once
             for atom in x.index[0].atoms:
                 if isinstance(atom, Computed) and v not in variables(atom.value):
                     self._scalar(atom.value)
         result, _ = self._new("w", f"const[{SHORT[x.dtype]}, {lanes}](0)", lanes)
-        self.vector, self.lanes = None, 1
         for k in range(lanes):
-            with self._scope():
-                self.lane = k
-                self.registers = {n: (f"lane_at({t}, {k})", 1) if w > 1 else (t, w) for n, (t, w) in registers.items()}
-                self.place[v] = self._new("k", f"{start} + {k}", 1)[0] if k else start
+            with self._in_lane(v, k):
                 value = super()._guarded(x) if isinstance(x, Guarded) else super()._load(x)  # type: ignore[arg-type]
                 self._line(f"{result} = with_lane({result}, {k}, {self._widened(value, 1)})")
-        self.vector, self.lanes, self.lane, self.registers = v, lanes, None, registers
-        self.place[v] = start
         return result, lanes

@@ -57,9 +57,7 @@ class Worker:
                 raise
             log.warning("MAX missed a file while it compiled (%s): it is started again and asked once more", LOST_FILE)
             with self._lock:
-                if self.process is not None:
-                    self.process.kill()
-                    self.process.wait()
+                self._end()
             return self._compile(bytecode, extensions)
 
     def _compile(self, bytecode: bytes, extensions: list[Path]) -> bytes:
@@ -108,7 +106,7 @@ class Worker:
         # MAX keeps artifacts of its own, by a key that leaves out the names of graphs. The store is the only
         # cache that outlives this process: what it forgets is compiled again.
         environment.setdefault("MODULAR_MAX_CACHE_DIR", str(self.folder.path / "max"))
-        with open(self.log, "w") as log:
+        with open(self.log, "w") as output:
             return subprocess.Popen(
                 # -P: the folder that the program happens to run in may hold another torch_max_backend.
                 [
@@ -117,7 +115,7 @@ class Worker:
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=output,
                 text=True,
                 env=environment,
             )
@@ -136,10 +134,13 @@ class Worker:
         """End the process for good and delete its files."""
         with self._lock:
             self._closed = True
-            if self.process is not None:
-                self.process.kill()
-                self.process.wait()
+            self._end()
             self.folder.delete()
+
+    def _end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
 
 
 @dataclass
