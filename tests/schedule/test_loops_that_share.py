@@ -49,7 +49,7 @@ def test_images_share_places_and_weights(images: int, dtype: torch.dtype) -> Non
 
 
 def test_where_little_is_computed_blocks_are_apart() -> None:
-    made = for_gpu(turned, torch.ones(8, 9, 24, dtype=torch.int8))
+    made = for_gpu(turned, (torch.arange(8 * 9 * 24) % 61).view(8, 9, 24).to(torch.int8))
     (nest,) = (n for n in schedule(made.program, GPU).steps if isinstance(n, GridNest))
     assert nest.each > 1 and nest.repeated is None
     check_emulated(made)
