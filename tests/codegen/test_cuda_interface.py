@@ -370,3 +370,18 @@ def test_additions_tell_nothing_back_where_a_gpu_has_such(arch: str, wanted: set
     assert ((int(version[1]), int(version[2])) >= (8, 1)) == (arch == "sm_90a")
     found = re.findall(r"\t(red|atom)\.\S*?((?:\.v\d)?\.(?:f32|bf16x2|b32))[ \t]", ptx)
     assert {"".join(parts) for parts in found} == wanted
+
+
+@pytest.mark.parametrize(("arch", "instructions"), [("sm_90a", 5), ("sm_80", 0)])
+def test_two_floats_of_8_bits_are_one_conversion_where_a_gpu_has_it(arch: str, instructions: int) -> None:
+    """Those of a vector of 8, and one alone, which needs a newer PTX; else bits are moved."""
+    source = f"""{HEAD}
+
+@export
+def kernel0(p0: Ptr[f8_e4m3fn], p1: Ptr[f32]) abi("C"):
+    store_aligned(p1, 0, e4m3fn_to_f32(load_aligned[8](p0, 0)))
+    store(p1, 8, e4m3fn_to_f32(load[1](p0, 8)))
+"""
+    ptx = build_ptx(source, arch=arch)
+    assert ptx.count("cvt.rn.f16x2.e4m3x2") == instructions
+    assert (".version 8.1" in ptx) == bool(instructions)

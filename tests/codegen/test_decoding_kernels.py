@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,11 +19,12 @@ from torch_max_backend.codegen import program_writer
 from torch_max_backend.codegen.program_writer import WrittenProgram
 from torch_max_backend.compile import programs
 from torch_max_backend.loops.attention_of_a_row import attention_of_a_row
-from torch_max_backend.loops.expr import Load, cast, constant, select, walk
+from torch_max_backend.loops.expr import Load, cast, constant, select, variables, walk
 from torch_max_backend.loops.narrow_products import product_as_loops
 from torch_max_backend.loops.rules import pointwise as rules
 from torch_max_backend.loops.rules import reduce, views
 from torch_max_backend.loops.tensor import Tensor, define, pointwise
+from torch_max_backend.schedule import cost, grid_rows_at_once
 from torch_max_backend.schedule.equal_definitions import without_equal_definitions
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.late_stores import with_late_stores
@@ -74,6 +78,12 @@ def product(*args: Tensor) -> tuple[Tensor, ...]:
     return (found,)
 
 
+def unpacked_product(x: Tensor, w: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    """A row times the transpose of a matrix of narrow elements, scaled."""
+    dense = pointwise(lambda a, b: cast(cast(a, torch.float32) * b, torch.bfloat16, "round"), w, scale)
+    return product(x, views.t(dense))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
 def test_a_product_of_a_row_ends_in_what_reads_it(turned: bool, dtype: torch.dtype) -> None:
@@ -103,6 +113,37 @@ def test_long_rows_have_small_blocks(depth: int, columns: int, threads: int, row
     made = for_gpu(product, x, w.t())
     (nest,) = nests(made)
     assert (nest.threads, nest.rows, nest.lanes) == (threads, rows, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    ("depth", "columns", "threads", "rows"),
+    [(2048, 8192, 32, 2), (2048, 2048, 64, 1), (8192, 2048, 64, 1), (2048, 512, 256, 1)],
+)
+def test_narrow_rows_go_two_by_two(depth: int, columns: int, threads: int, rows: int, dtype: torch.dtype) -> None:
+    """The row that both are multiplied with is read and converted once."""
+    x, w = torch.zeros(1, depth).bfloat16(), torch.empty(columns, depth, dtype=dtype, device="meta")
+    made = for_gpu(unpacked_product, x, w, torch.zeros(columns, 1).bfloat16())
+    (nest,) = nests(made)
+    assert (nest.threads, nest.rows, nest.lanes, cost.count(nest.outer)) == (threads, rows, 8, columns // 2)
+    loads = [x.source for s in nest.stages[0].statements for x in s.body.loads if nest.stages[0].vector in variables(x)]
+    assert Counter(Counter(loads).values()) == {2: 2}, "of the row and of the matrix one for each of two"
+
+
+@pytest.mark.parametrize("siblings", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+def test_two_narrow_rows_at_once(dtype: torch.dtype, siblings: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_rows_at_once, "FEW", 64)
+    x = numbers(1, 320, dtype=torch.bfloat16)
+
+    def function(x: Tensor, *args: Tensor) -> tuple[Tensor, ...]:
+        found = [unpacked_product(x, w, scale)[0] for w, scale in zip(args[::2], args[1::2], strict=True)]
+        return (pointwise(lambda *a: functools.reduce(operator.add, a), *found),)
+
+    matrices = [numbers(96, 320).to(dtype), numbers(96, 1, dtype=torch.bfloat16)] * siblings
+    made = for_gpu(function, x, *matrices)  # of integers, whose sums are exact
+    assert [cost.count(n.outer) for n in nests(made)] == [48]
+    check_emulated(made)
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -142,6 +183,25 @@ def test_a_query_for_which_no_key_counts_gives_zeros() -> None:
 
     (got, *_) = for_gpu(function, x, *[torch.ones(1, 2, 5, 8)] * 2, mask).expected()
     assert torch.equal(got, torch.zeros(1, 2, 1, 8))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_to_one_key_is_its_value(is_causal: bool) -> None:
+    """Except where the score is no number."""
+    query, key = torch.ones(1, 4, 1, 8), torch.ones(1, 2, 1, 8)
+    query[0, 3, 0, 0] = math.inf
+    value = torch.arange(16.0).reshape(1, 2, 1, 8)
+
+    def function(*args: Tensor) -> tuple[Tensor, ...]:
+        found = attention_of_a_row(*args, is_causal=is_causal, enable_gqa=True)
+        assert found is not None
+        return (found,)
+
+    made = for_gpu(function, query, key, value, smooth=True)
+    want = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=True)
+    torch.testing.assert_close(made.expected()[0], want, equal_nan=True)
+    assert want[0, 3].isnan().all()
+    check_emulated(made)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,32 @@ def test_rounding_to_8_bits(dtype: torch.dtype) -> None:
     assert torch.equal(found.view(torch.uint8), x.to(dtype).view(torch.uint8))
 
 
+@pytest.mark.parametrize("dtype", [F8, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("count", [256, 255, 5])
+def test_all_numbers_of_8_bits(count: int, dtype: torch.dtype) -> None:
+    """In vectors and one by one, by the instruction for two of them where the GPU has it."""
+    x = torch.arange(256, dtype=torch.int32, device="cuda").to(torch.uint8)[-count:].view(dtype)
+    found = torch.compile(lambda x: x.float(), backend="max_backend", options=OPTIONS)(x)
+    torch.testing.assert_close(found, x.float(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit(), x.float().signbit())
+
+
+@pytest.mark.parametrize("dtype", [F8, torch.int8], ids=str)
+@pytest.mark.parametrize(("depth", "columns"), [(2048, 8192), (8192, 2048), (1000, 3002), (320, 96)])
+def test_a_row_times_narrow_rows(depth: int, columns: int, dtype: torch.dtype) -> None:
+    """Two of them at once, where there are enough; integers, of which sums are exact."""
+    x = torch.randint(-8, 9, (1, depth), device="cuda").to(torch.bfloat16)
+    w = torch.randint(-8, 9, (columns, depth), device="cuda").float().to(dtype)
+    scale = 2.0 ** torch.randint(-3, 4, (columns, 1), device="cuda").to(torch.bfloat16)
+
+    def function(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return x @ (w.to(x.dtype) * scale).t()
+
+    found = torch.compile(function, backend="max_backend", options=OPTIONS)(x, w, scale)
+    assert torch.equal(found, (x.double() @ (w.double() * scale.double()).t()).to(x.dtype))
+    assert torch_max_backend.reports()[-1].programs[0].library_calls == ()
+
+
 @pytest.mark.parametrize("rows", [2, 32, 300])
 def test_a_large_matrix_of_integers_is_never_unpacked_as_a_whole(rows: int) -> None:
     """Its peak is that of results and a part of the matrix, and it is no farther from float64 than eager."""

@@ -28,6 +28,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_map
 
+from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.codegen.program_writer import WrittenProgram
 from torch_max_backend.loops.expr import OPERATIONS, SHORT
 from torch_max_backend.loops.interpreter import _TORCH
@@ -36,7 +37,7 @@ from torch_max_backend.runtime.grid_program import GridLibrary, KernelLaunch, re
 from torch_max_backend.runtime.sole_owner import references
 
 WARP = 32
-DTYPES = {short: dtype for dtype, short in SHORT.items()}
+DTYPES = {short: torch.uint8 if dtype in FLOAT8 else dtype for dtype, short in SHORT.items()}
 PATTERN = 0x5A
 """Of bytes that nothing has written."""
 MANY = -2
@@ -493,6 +494,9 @@ class Threads:
 
     def _cast(self, dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
         return x.to(dtype)
+
+    def _e4m3fn_to_f32(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(torch.float8_e4m3fn).float()
 
     def _bitcast(self, dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
         return x.contiguous().view(dtype)

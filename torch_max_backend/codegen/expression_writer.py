@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from torch_max_backend.base.dtypes import FLOAT8
 from torch_max_backend.codegen.source import ERRORS, Slot
 from torch_max_backend.loops.expr import (
     CASTS,
@@ -352,6 +353,8 @@ class ExpressionWriter:
 
 def _spelled(x: Op) -> str:
     """What the kernel interface calls an operation."""
+    if x.name in CASTS and x.args[0].dtype in FLOAT8:
+        return f"{SHORT[x.args[0].dtype].removeprefix('f8_')}_to_{SHORT[x.dtype]}"
     if x.name in (*CASTS, "bitcast"):
         return f"{'bitcast' if x.name == 'bitcast' else 'cast'}[{SHORT[x.dtype]}]"
     if x.name == "pow":  # Mojo's own name would win over an imported one

@@ -14,7 +14,7 @@ from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.held_row_writer import HeldRowWriter
 from torch_max_backend.codegen.inexact_operations import computed_nearly, divided_closely
 from torch_max_backend.codegen.interleaved_writer import InterleavedWriter
-from torch_max_backend.codegen.kernel_writer import UNROLLED
+from torch_max_backend.codegen.kernel_writer import UNROLLED, is_short
 from torch_max_backend.codegen.lane_writer import LaneWriter
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import NARROW, Place
@@ -41,6 +41,12 @@ def _widens(s: Statement) -> bool:
     x = s.body
     is_cast = isinstance(x, Op) and x.name == "cast" and x.dtype is torch.float64
     return s.combiner == "sum" and s.how is None and is_cast and x.operands[0].dtype is torch.float32
+
+
+def _are_products(stage: StageNest) -> bool:
+    """Whether a stage adds up several products, each with a factor of its own."""
+    products = all(s.combiner == "sum" and isinstance(s.body, Op) and s.body.name == "mul" for s in stage.statements)
+    return products and len(stage.statements) > 1 and all(s.how is None for s in stage.statements)
 
 
 def _is_small(x: Scalar) -> bool:
@@ -71,7 +77,6 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter, LaneWriter):
     where threads exchange values.
     """
 
-    adds_products = False
     picks_lanes = False
     turns = False
     one_more = COMBINE
@@ -304,15 +309,20 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter, LaneWriter):
         steps = cost.count([along]) // self._stride(along, self.nest.lanes)
         if any(s.combiner == "sum_exp" for s in stage.statements):
             return 1
+        if _are_products(stage):  # the lanes of several do not wait for each other
+            return max(1, min(UNROLLED, steps) // len(stage.statements))
+        if not is_short(stage):
+            return 1
         if any(s.place is not None for s in stage.statements):  # chains become one by many instructions
             return UNROLLED if steps >= UNROLLED**2 else 1
         return min(UNROLLED, 1 << max(0, steps.bit_length() - 1))
 
     def _at_once(self, stage: StageNest, along: Var) -> int:
         steps = cost.count([along]) // self._stride(along, self.nest.lanes)
-        if not any(s.combiner == "sum_exp" for s in stage.statements):
-            return 1
-        return min(UNROLLED, 1 << max(0, steps.bit_length() - 1))
+        unrolled = min(UNROLLED, 1 << max(0, steps.bit_length() - 1))
+        if _are_products(stage):
+            return unrolled // self._chains(stage, along)
+        return unrolled if any(s.combiner == "sum_exp" for s in stage.statements) else 1
 
     def _enter(self, k: int) -> None:
         if self.nest.threads == 1:

@@ -37,8 +37,6 @@ class KernelWriter(AccumulatorWriter):
     - ``_write``: who writes a result.
     """
 
-    adds_products = True
-    """Whether a product is added to a sum in one rounding."""
     picks_lanes = True
     turns = True
     """Whether blocks of rows are turned in registers, where vectors step over them, and vectors that run backwards."""
@@ -359,8 +357,8 @@ class KernelWriter(AccumulatorWriter):
         narrow: Accumulators = {}
         if along is not None:
             lanes = self._lanes_of(along)
-            chains = self._chains(stage, along) if _is_short(stage, self.rows) else 1
-            wide = [self._accumulators(stage, lanes) for _ in range(chains)] * self._at_once(stage, along)
+            chains = range(self._chains(stage, along))
+            wide = [self._accumulators(stage, lanes) for _ in chains] * self._at_once(stage, along)
         if along is None or not (_divides(along, self._lanes_of(along)) or self._can_be_masked(along, stage)):
             narrow = self._accumulators(stage, self.lanes)
         r = Reduction(stage, along, wide, narrow, self._totals(stage, wide or [narrow]))
@@ -377,6 +375,8 @@ class KernelWriter(AccumulatorWriter):
 
     def _chains(self, stage: StageNest, along: Var) -> int:
         """How many accumulators a reduction in vectors along a loop of a stage has."""
+        if not is_short(stage, self.rows):
+            return 1
         unrolled = UNROLLED if self.rows == 1 else UNROLLED_ROWS if self.rows <= MOST_UNROLLED else 1
         return unrolled if _fits(along, self._stride(along, self._lanes_of(along)) * unrolled) else 1
 
@@ -430,7 +430,7 @@ class KernelWriter(AccumulatorWriter):
                     self._body(r.stage, r.wide[0])
                 return
         with self._elements(r.stage, v, name, end):
-            if k + 1 < len(r.stage.reduced) or not self.adds_products:  # inside, nothing is computed for later
+            if k + 1 < len(r.stage.reduced):  # inside, nothing is computed for later
                 self._hoist(r.stage)
             self._reduced(r, k + 1)
 
@@ -456,7 +456,7 @@ class KernelWriter(AccumulatorWriter):
                 continue
             if self._with_place(stage, s) is not None:
                 continue  # the statement that looks for its place finds it
-            if self.adds_products and s.combiner and self._added_product(s, accumulators[s.name]):
+            if s.combiner and self._added_product(s, accumulators[s.name]):
                 continue
             value = self._scalar(s.body)
             if isinstance(s.how, Scan) and self.vector is not None and self.vector in stage.inner:
@@ -594,7 +594,8 @@ def _may_move(x: Scalar, v: Var) -> bool:
     return v in variables(x) or any(isinstance(y, Load) and not y.index for y in walk(x))
 
 
-def _is_short(stage: StageNest, rows: int) -> bool:
+def is_short(stage: StageNest, rows: int = 1) -> bool:
+    """Whether so little is computed for an element that additions to one accumulator would wait for each other."""
     return sum(sum(1 for _ in walk(s.body)) for s in stage.statements) <= 24 * rows
 
 

@@ -165,8 +165,8 @@ def _number(arch: str) -> int:
 
 
 def _with_version(ptx: str) -> str:
-    """The text with the version that additions of vectors need."""
-    if not re.search(r"(?m)^\tred\..*\.v[24]\.", ptx):
+    """The text with the version that additions of vectors, and floats of 8 bits, need."""
+    if not re.search(r"(?m)^\tred\..*\.v[24]\.|\tcvt\.rn\.f16x2\.e4m3x2 ", ptx):
         return ptx
     return re.sub(r"(?m)^\.version ([0-7]\..*|8\.0)$", ".version 8.1", ptx)
 

@@ -42,9 +42,11 @@ def attention_of_a_row(
 
     Scores and sums are of float32. A query for which no key counts gives zeros, as in torch.
     """
-    if query.rank != 4 or query.shape[2] != 1 or query.dtype not in DTYPES or dropout_p or is_causal:
+    if query.rank != 4 or query.shape[2] != 1 or query.dtype not in DTYPES or dropout_p:
         return None
-    if not all(s.is_constant for x in (query, key, value) for s in x.shape) or key.shape[2].constant < 2:
+    if not all(s.is_constant for x in (query, key, value) for s in x.shape) or key.shape[2].constant < 1:
+        return None
+    if is_causal and key.shape[2] != 1:
         return None
     batch, heads, _, depth = query.shape
     group = _heads_of_a_group(query, key, value) if enable_gqa or key.shape[:2] == query.shape[:2] else 0

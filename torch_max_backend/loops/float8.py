@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torch_max_backend.base.dtypes import FLOAT8
-from torch_max_backend.loops.expr import Scalar, bitcast, cast, constant, op, select
+from torch_max_backend.loops.expr import Op, Scalar, bitcast, cast, constant, op, select
 
 _EXPONENT = 23
 """The place of float32's exponent, which is the number of its digits behind the point."""
@@ -72,8 +72,11 @@ def encoded(x: Scalar, dtype: torch.dtype) -> Scalar:
 
 def decoded(x: Scalar) -> Scalar:
     """A float of 8 bits as a float32; exact."""
-    if x.dtype in _HALVES:
-        return _by_half(cast(bitcast(x, torch.uint8), torch.int16), x.dtype)
+    if x.dtype is torch.float8_e4m3fn:
+        return Op("cast", (x,), torch.float32)
+    if x.dtype is torch.float8_e5m2:  # but for its digits, a float16
+        bits = op("shift_left", cast(bitcast(x, torch.uint8), torch.int16), constant(8, torch.int16))
+        return cast(bitcast(bits, torch.float16), torch.float32)
     bits = cast(bitcast(x, torch.uint8), torch.int32)
     if x.dtype is _SCALES:
         number = select(bits.equals(0), _int(1 << (_EXPONENT - 1)), _left(bits, _EXPONENT))
@@ -84,24 +87,6 @@ def decoded(x: Scalar) -> Scalar:
 def is_held(dtype: torch.dtype, by: torch.dtype) -> bool:
     """Whether a dtype has all numbers of a float of 8 bits."""
     return dtype is not _SCALES and by in (torch.bfloat16, torch.float16)
-
-
-_HALVES = torch.float8_e4m3fn, torch.float8_e5m2
-"""The formats whose bits are those of a float16, but for the place of the exponent."""
-
-
-def _by_half(bits: Scalar, dtype: torch.dtype) -> Scalar:
-    """Processors have an instruction that makes a float32 of a float16, those without an exponent included."""
-    if dtype is torch.float8_e5m2:
-        return cast(bitcast(op("shift_left", bits, _short(8)), torch.float16), torch.float32)
-    size = bits & _short(0x7F)
-    number = select(size.equals(0x7F), _short(0x7E00), op("shift_left", size, _short(7)))  # its last one is NaN
-    sign = op("shift_left", bits & _short(0x80), _short(8))
-    return cast(bitcast(number | sign, torch.float16), torch.float32) * 256.0
-
-
-def _short(value: int) -> Scalar:
-    return constant(value, torch.int16)
 
 
 def _decoded(bits: Scalar, of: _Format) -> Scalar:

@@ -20,6 +20,7 @@ from torch_max_backend.schedule.grid_memory import (
     lanes_of_stores,
 )
 from torch_max_backend.schedule.grid_nest import GridNest
+from torch_max_backend.schedule.grid_rows_at_once import rows_at_once
 from torch_max_backend.schedule.nest import Nest, StageNest, Statement, distance, substituted
 from torch_max_backend.schedule.online_softmax import in_one_pass
 
@@ -206,7 +207,7 @@ def along_inner(n: Nest, outer: int, inner: int, cluster: int = 1) -> GridNest:
             threads //= 2
     rows = _rows(threads, outer) if inner < gpu.LONG_ROW else max(1, gpu.FEW_WARPS * gpu.WARP // threads)
     found = GridNest(n.outer, tuple(chosen), rows=rows, threads=threads, lanes=lanes)
-    return found if alone is None or are_places else _without_a_loop(found, stages, alone)
+    return found if alone is None or are_places else rows_at_once(_without_a_loop(found, stages, alone))
 
 
 def _sharing(n: Nest, stages: Sequence[StageNest], outer: int, inner: int, lanes: int) -> int:

@@ -18,6 +18,7 @@ from .bfloat16 import *
 from .threads import *
 from .shuffles import *
 from .shared import *
+from float8 import *
 from additions import *
 from .atomics import *
 from .errors import *

@@ -10,4 +10,5 @@ from .lanes import *
 from .gathers import *
 from .turns import *
 from .bfloat16 import *
+from .float8 import *
 from .threads import *

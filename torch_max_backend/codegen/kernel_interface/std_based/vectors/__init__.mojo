@@ -4,4 +4,5 @@ from .arithmetic import *
 from .reductions import *
 from .memory import *
 from .bfloat16 import *
+from .float8 import *
 from .threads import *
