@@ -326,13 +326,14 @@ class Threads:
                     self.block(body)
             self.grid.mask = before
         elif isinstance(s, ast.While):
-            before = self.grid.mask
+            before, known = self.grid.mask, {*self.idle}
             while True:
                 self.grid.line = self.kernel.lines[s.lineno - 1]
                 self.grid.mask = self.grid.mask & self.holds(s.test)
                 if not self.grid.mask.any():
                     break
                 self.block(s.body)
+                self.idle = {name: idle for name, idle in self.idle.items() if name in known}  # the loop's own are new
             self.grid.mask = before
         else:
             raise NotImplementedError(ast.unparse(s))

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import torch
 
 from torch_max_backend.codegen.accumulators import COMBINE, SCALED_NEARLY, Accumulator, Accumulators, Reduction
+from torch_max_backend.codegen.column_sums_writer import ColumnSumsWriter
 from torch_max_backend.codegen.expression_writer import Value
-from torch_max_backend.codegen.held_row_writer import HeldRowWriter
 from torch_max_backend.codegen.inexact_operations import computed_nearly, divided_closely
 from torch_max_backend.codegen.interleaved_writer import InterleavedWriter
 from torch_max_backend.codegen.kernel_writer import UNROLLED, is_short
@@ -69,7 +69,7 @@ def _ends(index: Index) -> tuple[float, float]:
     return low, high
 
 
-class GridKernelWriter(HeldRowWriter, InterleavedWriter, LaneWriter):
+class GridKernelWriter(ColumnSumsWriter, InterleavedWriter, LaneWriter):
     """Writes the kernel of a :class:`GridNest`.
 
     In the text ``part`` is a thread's outer index among all, and ``mine`` the thread's number among those that share
@@ -119,6 +119,10 @@ class GridKernelWriter(HeldRowWriter, InterleavedWriter, LaneWriter):
             return
         nest, sizes = self.nest, self._sizes()
         self._line(f"var total: Int = {' * '.join(sizes) or '1'}")
+        if nest.part:
+            self._part_by_part(sizes)
+            self.lines[:0] = self.head
+            return
         if nest.each > 1:
             (self._several if nest.threads == 1 else self._several_scans)(sizes)
             return

@@ -33,6 +33,8 @@ class HeldRowWriter(TileWriter):
         self.kept: list[tuple[str, str, dict[Scalar, Value]]] = []
         """The vectors of a row that a thread has in registers: where each begins, whether it is in the row, and what is
         known of it."""
+        self.has_read = False
+        """Whether the row's elements have been read."""
         self.beside: dict[str, list[str]] = {}
         """Results that wait for those beside them, by statement."""
         self.counted = ""
@@ -43,7 +45,7 @@ class HeldRowWriter(TileWriter):
         stage computes of an element the next ones find in the vector's own scope."""
         (v,) = stage.inner
         is_along = self.nest.vector is None  # or vectors have neighbouring outer indices
-        if not self.kept:
+        if not self.has_read:
             self._hold(stage)
         elif self.nest.anew:
             self._keep_what_is_read()
@@ -130,13 +132,9 @@ class HeldRowWriter(TileWriter):
     def _hold(self, first: StageNest) -> None:
         """The vectors that a thread has of a row, read before it waits for the others: also what later stages read."""
         (v,) = first.inner
-        threads, size = self.nest.threads, int(v.size)
-        step = self.nest.lanes if self.nest.vector is None else 1
-        for k in range(self.nest.held):
-            begin = f"(mine + {k * threads}) * {step}" if threads > 1 else f"{k * step}"
-            whole = (k + 1) * threads * step <= size
-            name, _ = self._new("e", begin if whole else f"imin({begin}, {size - step})", 1)
-            self.kept.append((name, "" if whole else f"{begin} < {size}", {}))
+        if not self.kept:
+            self._place_vectors(v)
+        self.has_read = True
         room, seen = READ_FIRST, set[Scalar]()
         written = {s.name for stage in self.nest.stages for s in stage.statements}
         for stage in self.nest.stages[self.nest.stages.index(first) :]:
@@ -154,6 +152,16 @@ class HeldRowWriter(TileWriter):
                 for k in range(len(self.kept) if moves else 0):
                     with self._at_vector(first, k):
                         self._scalar(x)
+
+    def _place_vectors(self, v: Var) -> None:
+        """Where the vectors begin that a thread has of a row."""
+        threads, size = self.nest.threads, int(v.size)
+        step = self.nest.lanes if self.nest.vector is None else 1
+        for k in range(self.nest.held):
+            begin = f"(mine + {k * threads}) * {step}" if threads > 1 else f"{k * step}"
+            whole = (k + 1) * threads * step <= size
+            name, _ = self._new("e", begin if whole else f"imin({begin}, {size - step})", 1)
+            self.kept.append((name, "" if whole else f"{begin} < {size}", {}))
 
     def _keep_what_is_read(self) -> None:
         """Forget what has been computed of the vectors that a thread holds: numbers take more room than 16 bits. What

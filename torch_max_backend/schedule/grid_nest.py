@@ -46,6 +46,10 @@ class GridNest(Nest):
     interleaved: Interleaved | None = None
     """What a thread has of two loops of a transpose, and turns in its registers. The short one is inside of stages."""
 
+    part: int = 0
+    """Outer indices that a block's threads have one after the other, as many as ``rows`` at a time. What the last stage
+    adds up is of all of them."""
+
     own: tuple[OwnRow, ...] = ()
     """Rows of outer indices that lie in the shared memory of their threads."""
 
@@ -57,7 +61,7 @@ class GridNest(Nest):
     @property
     def share(self) -> int:
         """Outer indices, or vectors of them, of a block or a cluster."""
-        return self.rows * (self.each if self.repeated is None else 1)
+        return self.part or self.rows * (self.each if self.repeated is None else 1)
 
     @property
     def parts(self) -> Index:
@@ -100,6 +104,7 @@ class GridNest(Nest):
         how += f", {self.held} vectors in registers" if self.held else ""
         how += ", and the rest anew" if self.anew else ""
         how += f", a cluster of {self.blocks} blocks" if self.blocks > 1 else ""
+        how += f", {self.part} one after the other" if self.part else ""
         how += f", {self.each} times" if self.each > 1 else ""
         how += f" along {self.repeated}" if self.repeated is not None else ""
         how += ", beyond rows" if self.flat else ""

@@ -12,6 +12,7 @@ from torch_max_backend.schedule.equal_definitions import without_equal_definitio
 from torch_max_backend.schedule.few_pages import in_few_pages
 from torch_max_backend.schedule.fuse import fuse
 from torch_max_backend.schedule.grid import grid_nest, grid_scatter
+from torch_max_backend.schedule.grid_column_sums import with_column_sums
 from torch_max_backend.schedule.inline import inline
 from torch_max_backend.schedule.interleaved_stores import interleaved
 from torch_max_backend.schedule.kernel import Kernel, Layout
@@ -142,7 +143,7 @@ def schedule(program: Program, machine: Machine = CPU) -> Schedule:
         else:
             steps.append(alike.nest(step))
     if machine.has_grid:
-        steps = sharing_launches(steps, program.stores)
+        steps = sharing_launches(with_column_sums(steps, program.stores), program.stores)
     else:
         calls = {name for step in steps if isinstance(step, Call) for name in step.reads()}
         steps = own_rows(steps, calls | {name for name, _ in program.outputs} | {s for _, s in program.stores})

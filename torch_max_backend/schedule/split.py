@@ -28,6 +28,7 @@ from torch_max_backend.loops.index import Atom, Div, Index, Mod, Replaced, Var, 
 from torch_max_backend.loops.program import Call, Definition, Program, Reduction, Scatter
 from torch_max_backend.loops.tensor import sized
 from torch_max_backend.schedule import cost
+from torch_max_backend.schedule.grid_column_sums import parts_of_rows
 from torch_max_backend.schedule.kernel import Layout
 from torch_max_backend.schedule.machine import CPU, Machine
 from torch_max_backend.schedule.nest import LANES, distance, runs_on
@@ -164,6 +165,7 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
     sums: dict[str, _SumInParts] = {}
     maxima: dict[str, list[Definition]] = {}
     known = {d.name: d for d in program.definitions()} if machine.has_grid else {}
+    in_rows = _read_in_rows(program, layouts) if machine.has_grid else frozenset[str]()
     searched = set() if machine.has_grid else {outline(s) for s in program.definitions() if is_search(s)}
     for step in program.steps:
         if not isinstance(step, Definition) or is_search(step) or not isinstance(step.how, Reduction):
@@ -175,7 +177,7 @@ def split_long_reductions(program: Program, layouts: Mapping[str, Layout], machi
         found = (
             _squares_in_parts(step, sums)
             or (exponentials_in_parts(step, maxima, known) if machine.has_grid else [])
-            or _in_parts(step, how, layouts, machine, is_searched)
+            or _in_parts(step, how, layouts, machine, is_searched, in_rows)
         )
         if len(found) == 2 and how.combiner == "sum":
             sums[step.name] = _SumInParts(step, found[0])
@@ -278,19 +280,51 @@ def outline(d: Definition) -> tuple[object, ...]:
 
 
 def _in_parts(
-    d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine, is_searched: bool
+    d: Definition,
+    how: Reduction,
+    layouts: Mapping[str, Layout],
+    machine: Machine,
+    is_searched: bool,
+    in_rows: frozenset[str],
 ) -> list[Definition]:
     if machine.has_grid:
         merged = merged_loops(d, how, layouts)
-        found = _cut(*merged, layouts, machine)
+        found = _cut(*merged, layouts, machine, in_rows=in_rows)
         last = next((v for v in reversed(found[0].reduced) if v.size != 1), None)
         if merged[0] is d or (len(found) > 1 and last is not None and is_along_memory(found[0], last, layouts)):
             return found if len(found) > 1 else [d]
-    return _cut(d, how, layouts, machine, is_searched)
+    return _cut(d, how, layouts, machine, is_searched, in_rows)
+
+
+def _read_in_rows(program: Program, layouts: Mapping[str, Layout]) -> frozenset[str]:
+    """What is summed along memory: sums across the same rows may be of the same kernel."""
+    found = set[str]()
+    for d in program.definitions():
+        if isinstance(d.how, Reduction) and d.reduced and is_along_memory(d, d.reduced[-1], layouts):
+            found |= {x.source for x in loads(d.body) if d.reduced[-1] in variables(x)}
+    return frozenset(found)
+
+
+def _parts_of_rows(d: Definition, how: Reduction, in_rows: frozenset[str]) -> int:
+    """The parts of a sum across rows that are summed, too; 0 if it is another one, or of a size that is not known."""
+    (rows, *others) = [v for v in how.variables if v.size != 1]
+    if (
+        how.combiner != "sum"
+        or others
+        or not isinstance(rows.size, int)
+        or not in_rows & {x.source for x in loads(d.body)}
+    ):
+        return 0
+    return parts_of_rows(cost.count(d.variables), rows.size)
 
 
 def _cut(
-    d: Definition, how: Reduction, layouts: Mapping[str, Layout], machine: Machine, is_searched: bool = False
+    d: Definition,
+    how: Reduction,
+    layouts: Mapping[str, Layout],
+    machine: Machine,
+    is_searched: bool = False,
+    in_rows: frozenset[str] = frozenset(),
 ) -> list[Definition]:
     whole = d
     results, elements = cost.count(d.variables), cost.count(how.variables)
@@ -311,10 +345,10 @@ def _cut(
     is_cut = is_shared or (adds and chain > CHAIN)
     if not is_cut and piece is None:
         return [whole]
-    parts = 1
+    parts, of_rows = 1, _parts_of_rows(d, how, in_rows) if is_cut and not along_memory else 0
     if is_cut:
         parts = parts_for_threads(results, elements, along_memory, machine, is_searched)
-        parts = max(parts, -(-chain // CHAIN) if adds else 0)
+        parts = of_rows or max(parts, -(-chain // CHAIN) if adds else 0)
     if piece is not None and machine.has_grid:
         parts = max(parts, -(-elements // HELD))
     outer = [] if piece is None else [(piece, Index.of(piece))]
@@ -328,7 +362,8 @@ def _cut(
             parts //= cost.count([v])
             continue
         size = Index.of(v.size)
-        chunk = chunk_of(size, parts, ACCUMULATORS if along_memory and not rest else 1, machine)
+        multiple = ACCUMULATORS if along_memory and not rest else 1
+        chunk = (size + (of_rows - 1)) // of_rows if of_rows else chunk_of(size, parts, multiple, machine)
         p = sized(f"{v.name}p", (size + chunk - 1) // chunk)
         q = sized(f"{v.name}q", least(chunk, size - chunk * p))
         d = rewritten(d, {v: Index.of(p) * chunk + q})
