@@ -90,7 +90,8 @@ def test_sums_of_what_needs_a_result_of_the_row(rows: int, width: int, as_if_man
         (262144, 128, torch.float32, 528, 32, 16),
         (2097152, 16, torch.float32, 528, 4, 128),
         (65536, 512, torch.bfloat16, 264, 32, 8),
-        (16384, 768, torch.bfloat16, 781, 64, 1),
+        (32768, 1000, torch.float16, 781, 64, 1),
+        (1525201, 22, torch.bfloat16, 528, 4, 64),
         (8192, 4096, torch.float32, 256, 256, 1),
     ],
 )
@@ -105,15 +106,17 @@ def test_parts_run_at_the_same_time(
     assert nest.held * nest.lanes <= 16
 
 
-@pytest.mark.parametrize(("rows", "width"), [(2048, 768), (4096, 64), (1 << 20, 1 << 5)])
+@pytest.mark.parametrize(("rows", "width"), [(2048, 768), (16384, 768), (4096, 64), (1 << 20, 1 << 5)])
 def test_few_rows_and_wide_sums_are_kernels_of_their_own(rows: int, width: int) -> None:
-    """Where threads would not be enough; and where more is summed than registers have room for."""
+    """Where threads would not be enough, or what they read at once; and where more is summed than registers have room
+    for."""
 
     def three(g: Tensor, y: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         of_x, of_w = softmax_gradient(g, y, x, w)
         others = [reduce.over("sum", pointwise(lambda a, b, k=k: a * b + k, g, z), [0]) for k, z in enumerate((x, y))]
         return of_x, of_w, *others
 
-    matrices = [torch.empty_strided((rows, width), (width, 1), device="meta") for _ in range(3)]
-    weight = torch.empty_strided((width,), (1,), device="meta")
+    dtype = torch.bfloat16 if rows == 16384 else torch.float32
+    matrices = [torch.empty_strided((rows, width), (width, 1), dtype=dtype, device="meta") for _ in range(3)]
+    weight = torch.empty_strided((width,), (1,), dtype=dtype, device="meta")
     assert not with_sums(for_gpu(three if rows >= 1 << 20 else softmax_gradient, *matrices, weight, smooth=True))

@@ -152,10 +152,13 @@ def softmaxes(x: torch.Tensor) -> Any:
 
 def softmax_error(inputs: list[Any], exact: Any) -> Any:
     """In units in float32's last place 3 for an exponential, as the kernel interface has it, and 1 for a sum, in which
-    errors of terms cancel; a quotient is one rounding. Of a logarithm's terms, which are below 32, one unit each."""
+    errors of terms cancel; a quotient is one rounding. So is the difference from the greatest element, of which half a
+    unit changes the exponential by as many half units as it is. Of a logarithm's terms, below 32, one unit each."""
     shares, logarithms = exact
     unit = torch.finfo(F32).eps
-    return rounding(shares, F32) + 4 * unit * shares, rounding(logarithms, F32) + unit * (logarithms.abs() + 32)
+    below = (inputs[0].amax(-1, keepdim=True) - inputs[0]).to(shares)
+    allowed = (4 + below / 2) * unit * shares
+    return rounding(shares, F32) + allowed, rounding(logarithms, F32) + unit * (logarithms.abs() + 32)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])

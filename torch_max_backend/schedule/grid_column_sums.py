@@ -23,11 +23,12 @@ from torch_max_backend.schedule.small_kernels import is_in_order
 
 NEAR = 8
 """Steps between two kernels that may become one, at most."""
-LEAST, MOST = 4, 64
-"""Rows that the same threads have one after the other: each adds to a sum in float32, and at the end the sums of a
-block's threads are added up."""
-SHORTEST = 12
-"""Rows of a part, at least: its sums are written and read again in float64."""
+LEAST, MANY, MOST = 4, 96, 128
+"""Rows that the same threads have one after the other, at least, about, and at most: each adds to a sum in float32, and
+at the end the sums of a block's threads are added up."""
+SHORTEST, UNDER_WAY = 12, 5 << 18
+"""Rows of a part, at least, where all threads of a block have one: its sums are written and read again in float64. And
+bytes of a tensor that all blocks read at the same time, at least."""
 SUMMED = (torch.float32, torch.float64)
 """What the sums of parts may be kept in."""
 HELD, SUMS = 16, 2
@@ -130,15 +131,22 @@ def _is_sum(s: Statement) -> bool:
     return s.combiner == "sum" and s.how is None and s.body.dtype is torch.float32 and s.dtype in SUMMED
 
 
-def parts_of_rows(width: int, height: int) -> int:
+def parts_of_rows(width: int, height: int, itemsize: int) -> int:
     """The parts of so many rows of which one kernel may have the sums as well; 0 if they are too few for that. They are
-    as many as run at the same time, or a multiple."""
+    as many as run at the same time, or a multiple.
+
+    Args:
+        width: Elements of a row.
+        height: Rows.
+        itemsize: Bytes of an element.
+    """
     threads, all_ = _threads(width), 2 * gpu.PROCESSORS
     if threads > gpu.WARP:
         parts = all_ * max(1, -(-gpu.BUSY * 3 // 8 // (threads * all_)))
-        return parts if height >= parts * SHORTEST else 0
+        is_enough = height >= parts * SHORTEST and parts * width * itemsize >= UNDER_WAY
+        return parts if is_enough else 0
     groups = gpu.BLOCK // min(threads, 1 << max(0, (width // 4 - 1).bit_length()))
-    parts = all_ * max(1, -(-height // (all_ * groups * MOST)))
+    parts = all_ * max(1, -(-height // (all_ * groups * MANY)))
     return parts if height >= parts * groups * LEAST else 0
 
 

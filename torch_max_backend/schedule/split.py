@@ -315,7 +315,8 @@ def _parts_of_rows(d: Definition, how: Reduction, in_rows: frozenset[str]) -> in
         or not in_rows & {x.source for x in loads(d.body)}
     ):
         return 0
-    return parts_of_rows(cost.count(d.variables), rows.size)
+    itemsize = max(x.dtype.itemsize for x in loads(d.body) if x.source in in_rows)
+    return parts_of_rows(cost.count(d.variables), rows.size, itemsize)
 
 
 def _cut(
