@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from torch_max_backend.loops.expr import Load, Scalar, rewrite, variables, walk
-from torch_max_backend.loops.index import Atom, Index, Var, least
+from torch_max_backend.loops.index import Index, Var, least
 from torch_max_backend.loops.program import Call
 from torch_max_backend.schedule import grid_limits as gpu
 from torch_max_backend.schedule.grid_nest import GridNest
@@ -88,8 +88,8 @@ def _with_sums(rows: GridNest, columns: GridNest) -> GridNest | None:
     read = {x for s in own.values() for x in walk(*s.expressions) if isinstance(x, Load) and e in variables(x)}
     sums: list[Statement] = []
     for s in statements:
-        body = _of_rows(s.body, {column: Index.of(e), row: Index.of(i), part: Index.of(0)})
-        back = _of_rows(body, {e: Index.of(column), i: Index.of(part) * size + Index.of(row)})
+        body = rewrite(s.body, {column: Index.of(e), row: Index.of(i), part: Index.of(0)})
+        back = rewrite(body, {e: Index.of(column), i: Index.of(part) * size + Index.of(row)})
         if back != s.body:
             return None
         known = _in_registers(body, own, e)
@@ -168,10 +168,6 @@ def _in_parts(n: GridNest, parts: int, size: int, width: int) -> GridNest | None
     if threads > gpu.MOST or not LEAST * rows <= size <= MOST * rows or parts * rows * threads < enough:
         return None
     return dataclasses.replace(n, rows=rows, part=size)
-
-
-def _of_rows(x: Scalar, values: dict[Atom, Index]) -> Scalar:
-    return rewrite(x, values)
 
 
 def _in_registers(x: Scalar, own: dict[str, Statement], e: Var) -> Scalar | None:
