@@ -14,8 +14,9 @@ from torch_max_backend.codegen.column_sums_writer import ColumnSumsWriter
 from torch_max_backend.codegen.expression_writer import Value
 from torch_max_backend.codegen.inexact_operations import computed_nearly, divided_closely
 from torch_max_backend.codegen.interleaved_writer import InterleavedWriter
-from torch_max_backend.codegen.kernel_writer import UNROLLED, is_short
+from torch_max_backend.codegen.kernel_writer import UNROLLED
 from torch_max_backend.codegen.lane_writer import LaneWriter
+from torch_max_backend.codegen.loop_facts import is_short
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import NARROW, Place
 from torch_max_backend.loops.expr import SHORT, FromIndex, Load, Op, Scalar, walk

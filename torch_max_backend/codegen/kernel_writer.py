@@ -8,16 +8,16 @@ from contextlib import contextmanager
 import torch
 
 from torch_max_backend.codegen.accumulators import CHAIN, Accumulator, Accumulators, AccumulatorWriter, Reduction
-from torch_max_backend.codegen.expression_writer import Value, reach
+from torch_max_backend.codegen.expression_writer import Value
+from torch_max_backend.codegen.loop_facts import can_be_masked, divides, fits, is_short, may_be_empty
 from torch_max_backend.codegen.source import Slot, touched
 from torch_max_backend.codegen.turned_reads import SHORTEST, SIDE, turned_reads
-from torch_max_backend.loops.expr import SHORT, Checked, Const, FromIndex, Guarded, Load, Scalar, variables, walk
+from torch_max_backend.loops.expr import SHORT, Const, FromIndex, Guarded, Load, Scalar, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule.interleaved_stores import NEIGHBOURS
 from torch_max_backend.schedule.nest import HALF, Nest, OwnRow, StageNest, Statement, lanes_of
 from torch_max_backend.schedule.rows_at_once import tensor_of
-from torch_max_backend.schedule.vectors import GATHERED
 
 UNROLLED = 4
 """Accumulators of a reduction along memory: an addition takes several cycles, and these do not wait for each other."""
@@ -117,7 +117,7 @@ class KernelWriter(AccumulatorWriter):
 
     def _can_be_masked(self, v: Var, *stages: StageNest) -> bool:
         """Whether what is left of a loop over ``v`` may run as one vector of which some lanes do not count."""
-        return _can_be_masked(v, *stages)
+        return can_be_masked(v, *stages)
 
     def _begin(self, v: Var, lanes: int) -> str:
         """Where a thread begins with a stage's loop over ``v``, which runs in vectors of so many lanes."""
@@ -170,7 +170,7 @@ class KernelWriter(AccumulatorWriter):
             self._stages(stages)
             return
         size, start, lanes = self._index(Index.of(v.size)), self.place[v], self._lanes_of(v)
-        if _divides(v, lanes) or (self.rows > 1 and v == self.nest.outer[-1]):
+        if divides(v, lanes) or (self.rows > 1 and v == self.nest.outer[-1]):
             with self._along(v):
                 self._stages(stages)
             return
@@ -265,11 +265,11 @@ class KernelWriter(AccumulatorWriter):
             return
         if v == stage.vector:
             lanes = self._lanes_of(v)
-            if _fits(v, lanes):
+            if fits(v, lanes):
                 with self._vectors(v, name, end):
                     self._hoist(stage)
                     self._free(stage, k + 1)
-            if _divides(v, lanes):
+            if divides(v, lanes):
                 return
             if self._can_be_masked(v, stage):
                 with self._rest(v, name, end):
@@ -359,7 +359,7 @@ class KernelWriter(AccumulatorWriter):
             lanes = self._lanes_of(along)
             chains = range(self._chains(stage, along))
             wide = [self._accumulators(stage, lanes) for _ in chains] * self._at_once(stage, along)
-        if along is None or not (_divides(along, self._lanes_of(along)) or self._can_be_masked(along, stage)):
+        if along is None or not (divides(along, self._lanes_of(along)) or self._can_be_masked(along, stage)):
             narrow = self._accumulators(stage, self.lanes)
         r = Reduction(stage, along, wide, narrow, self._totals(stage, wide or [narrow]))
         self._reduced(r, 0)
@@ -378,7 +378,7 @@ class KernelWriter(AccumulatorWriter):
         if not is_short(stage, self.rows):
             return 1
         unrolled = UNROLLED if self.rows == 1 else UNROLLED_ROWS if self.rows <= MOST_UNROLLED else 1
-        return unrolled if _fits(along, self._stride(along, self._lanes_of(along)) * unrolled) else 1
+        return unrolled if fits(along, self._stride(along, self._lanes_of(along)) * unrolled) else 1
 
     def _at_once(self, stage: StageNest, along: Var) -> int:
         """How many vectors in a row go to each accumulator of a reduction, and are read together."""
@@ -420,10 +420,10 @@ class KernelWriter(AccumulatorWriter):
                 if steps is not None:
                     with self._scope():
                         self._vector_each(r, name, stride, r.wide[: steps % copies])
-            if _fits(v, lanes) and not (copies > 1 and (steps is not None or _divides(v, stride * copies))):
+            if fits(v, lanes) and not (copies > 1 and (steps is not None or divides(v, stride * copies))):
                 with self._vectors(v, name, end):
                     self._body(r.stage, r.wide[0])
-            if _divides(v, lanes):
+            if divides(v, lanes):
                 return
             if self._can_be_masked(v, r.stage):
                 with self._rest(v, name, end):
@@ -527,7 +527,7 @@ class KernelWriter(AccumulatorWriter):
 
     def _hoist(self, stage: StageNest) -> None:
         """Compute here what the loops inside do not change. A load inside them might follow a store to its address."""
-        if any(v not in self.place and _may_be_empty(v) for v in stage.inner):
+        if any(v not in self.place and may_be_empty(v) for v in stage.inner):
             return  # what a loop reads may not be there if it runs no time
         own = {s.name for s in stage.statements}
         seen: set[Scalar] = set()
@@ -551,52 +551,6 @@ class KernelWriter(AccumulatorWriter):
 def _slots(rows: tuple[OwnRow, ...]) -> dict[str, Slot]:
     """Of tensors that have no place in the table."""
     return {row.name: Slot(-1, row.dtype) for row in rows}
-
-
-def _fits(v: Var, count: int) -> bool:
-    """Whether a loop may have ``count`` iterations or more."""
-    return not isinstance(v.size, int) or v.size >= count
-
-
-def _divides(v: Var, count: int) -> bool:
-    """Whether ``count`` certainly divides the number of iterations."""
-    return Index.of(v.size) % count == 0
-
-
-def _may_be_empty(v: Var) -> bool:
-    """Whether a loop of symbolic length may run no time."""
-    return isinstance(v.size, Index) and v.size.is_fixed and v.size.bounds[0] < 1
-
-
-def _can_be_masked(v: Var, *stages: StageNest) -> bool:
-    """Whether memory along ``v`` is read and written in equal steps, or does not depend on it.
-
-    An index that is computed may be out of range in the lanes that do not count: those of reads are left out by
-    processors, where elements are so wide that these gather them.
-    """
-    for stage in stages:
-        for s in stage.statements:
-            if any(isinstance(x, Checked) for x in walk(*s.expressions)):
-                return False
-            read = [x for x in walk(*s.expressions) if isinstance(x, Load)]
-            places = [i for x in read if x.dtype.itemsize < GATHERED for i in x.index]
-            places += [s.address] if s.address is not None else []
-            for index in places:
-                if any(isinstance(a, Computed) and _may_move(a.value, v) for a in index.atoms):
-                    return False
-                if any(v in reach(atom) for atom, _ in index.terms if not isinstance(atom, Var)):
-                    return False
-    return True
-
-
-def _may_move(x: Scalar, v: Var) -> bool:
-    """Whether an expression depends on a loop, as far as is known: a value in a register may."""
-    return v in variables(x) or any(isinstance(y, Load) and not y.index for y in walk(x))
-
-
-def is_short(stage: StageNest, rows: int = 1) -> bool:
-    """Whether so little is computed for an element that additions to one accumulator would wait for each other."""
-    return sum(sum(1 for _ in walk(s.body)) for s in stage.statements) <= 24 * rows
 
 
 def _factor(text: str) -> str:
