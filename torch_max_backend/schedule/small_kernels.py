@@ -29,7 +29,7 @@ def sharing_launches(steps: Sequence[Step], stores: Iterable[tuple[str, str]]) -
     written = {source: target for target, source in stores}
     result: list[_Placed] = []
     for step in steps:
-        new = _Placed(step, *touched(step, written), _form(step))
+        new = _Placed(step, *_touched(step, written), _form(step))
         place, moved = _partner(result, new)
         if place is None:
             result.append(new)
@@ -109,7 +109,7 @@ def _statements(step: Step) -> list[Statement]:
     return [] if isinstance(step, Call) else [s for stage in step.stages for s in stage.statements]
 
 
-def touched(step: Step, written: Mapping[str, str]) -> tuple[frozenset[str], frozenset[str]]:
+def _touched(step: Step, written: Mapping[str, str]) -> tuple[frozenset[str], frozenset[str]]:
     """The tensors in memory that a step reads, and those that it writes."""
     if isinstance(step, Call):
         return frozenset(step.reads()), frozenset(r.name for r in step.results if r)
@@ -124,6 +124,6 @@ def touched(step: Step, written: Mapping[str, str]) -> tuple[frozenset[str], fro
 def is_in_order(late: Step, between: Iterable[Step], written: Mapping[str, str]) -> bool:
     """Whether a step may run before those that it stands behind; ``written`` are tensors that are written into inputs,
     with these."""
-    new = _Placed(late, *touched(late, written), None)
-    others = (_Placed(step, *touched(step, written), None) for step in between)
+    new = _Placed(late, *_touched(late, written), None)
+    others = (_Placed(step, *_touched(step, written), None) for step in between)
     return not any(new.needs(other) for other in others)
