@@ -38,7 +38,7 @@ def wide(x: Tensor) -> Tensor:
 
 def norm_gradient(g: Tensor, x: Tensor, scale: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     """Of what is scaled by a number of its row, and then by a weight."""
-    g, x, w = wide(g), wide(x), wide(w)
+    g, x, scale, w = wide(g), wide(x), wide(scale), wide(w)
     weighted = pointwise(lambda a, b: a * b, g, w)
     shared = reduce.over("sum", pointwise(lambda a, b: a * b, weighted, x), [-1], True)
     of_x = pointwise(lambda a, b, c, s: (a - b * c) * s, weighted, x, shared, scale)
@@ -48,6 +48,7 @@ def norm_gradient(g: Tensor, x: Tensor, scale: Tensor, w: Tensor) -> tuple[Tenso
 
 def softmax_gradient(g: Tensor, y: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     """Of the softmax of a product with a weight, whose gradient needs the row's sum."""
+    g, y, x, w = wide(g), wide(y), wide(x), wide(w)
     shared = reduce.over("sum", pointwise(lambda a, b: a * b, g, y), [-1], True)
     of_product = pointwise(lambda a, b, s: a * b - b * s, g, y, shared)
     of_x = pointwise(lambda a, b: a * b, of_product, w)
@@ -55,14 +56,20 @@ def softmax_gradient(g: Tensor, y: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor
 
 
 def made(function: Function, rows: int, width: int, dtype: torch.dtype) -> LoopProgram:
+    """Of small integers, so that all sums are exact, in whatever order."""
     generator = torch.Generator().manual_seed(0)
-    matrices = [torch.randn(rows, width, generator=generator).to(dtype) for _ in range(3)]
-    weight = torch.randn(width, generator=generator).to(dtype)
+    sizes = [(rows, width), (rows, width), (rows, 1 if function is norm_gradient else width), (width,)]
+    inputs = [torch.randint(-3, 4, size, generator=generator).to(dtype) for size in sizes]
     if function is norm_gradient:
-        matrices[2] = torch.rand(rows, 1, generator=generator)
-    found = for_gpu(function, *matrices, weight, smooth=True)
+        inputs[2] = inputs[2].float()
     machine = dataclasses.replace(GPU, parts=2, alone=64, results=(4, 1 << 14), part=rows * width // 4, block=256)
-    return dataclasses.replace(found, machine=machine)
+    return dataclasses.replace(for_gpu(function, *inputs), machine=machine)
+
+
+def matrices(rows: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Three, and a row, without memory."""
+    found = [torch.empty_strided((rows, width), (width, 1), dtype=dtype, device="meta") for _ in range(3)]
+    return [*found, torch.empty_strided((width,), (1,), dtype=dtype, device="meta")]
 
 
 def with_sums(program: LoopProgram) -> list[GridNest]:
@@ -99,24 +106,24 @@ def test_parts_run_at_the_same_time(
     rows: int, width: int, dtype: torch.dtype, blocks: int, threads: int, at_once: int
 ) -> None:
     """About as many as there are processors, or a multiple, and a thread has few elements of a row."""
-    matrices = [torch.empty_strided((rows, width), (width, 1), dtype=dtype, device="meta") for _ in range(3)]
-    weight = torch.empty_strided((width,), (1,), dtype=dtype, device="meta")
-    (nest,) = with_sums(for_gpu(softmax_gradient, *matrices, weight, smooth=True))
+    (nest,) = with_sums(for_gpu(softmax_gradient, *matrices(rows, width, dtype), smooth=True))
     assert (-(-nest.parts.constant // nest.share), nest.threads, nest.rows) == (blocks, threads, at_once)
     assert nest.held * nest.lanes <= 16
 
 
-@pytest.mark.parametrize(("rows", "width"), [(2048, 768), (16384, 768), (4096, 64), (1 << 20, 1 << 5)])
-def test_few_rows_and_wide_sums_are_kernels_of_their_own(rows: int, width: int) -> None:
-    """Where threads would not be enough, or what they read at once; and where more is summed than registers have room
-    for."""
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype"), [(2048, 768, torch.float32), (16384, 768, torch.bfloat16), (4096, 64, torch.float32)]
+)
+def test_few_rows_have_sums_of_their_own(rows: int, width: int, dtype: torch.dtype) -> None:
+    """Threads would not be enough, or what they read at once."""
+    assert not with_sums(for_gpu(softmax_gradient, *matrices(rows, width, dtype), smooth=True))
 
-    def three(g: Tensor, y: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+
+@pytest.mark.parametrize(("sums", "are_joined"), [(2, True), (3, False)])
+def test_as_many_sums_as_registers_have_room_for(sums: int, are_joined: bool) -> None:
+    def function(g: Tensor, y: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         of_x, of_w = softmax_gradient(g, y, x, w)
-        others = [reduce.over("sum", pointwise(lambda a, b, k=k: a * b + k, g, z), [0]) for k, z in enumerate((x, y))]
+        others = [reduce.over("sum", pointwise(lambda a, b, k=k: a * b + k, g, y), [0]) for k in range(1, sums)]
         return of_x, of_w, *others
 
-    dtype = torch.bfloat16 if rows == 16384 else torch.float32
-    matrices = [torch.empty_strided((rows, width), (width, 1), dtype=dtype, device="meta") for _ in range(3)]
-    weight = torch.empty_strided((width,), (1,), dtype=dtype, device="meta")
-    assert not with_sums(for_gpu(three if rows >= 1 << 20 else softmax_gradient, *matrices, weight, smooth=True))
+    assert bool(with_sums(for_gpu(function, *matrices(1 << 20, 32, torch.float32), smooth=True))) == are_joined

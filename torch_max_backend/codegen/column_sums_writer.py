@@ -8,7 +8,7 @@ from torch_max_backend.codegen.accumulators import Accumulator
 from torch_max_backend.codegen.held_row_writer import HeldRowWriter
 from torch_max_backend.loops.expr import SHORT, Load, variables
 from torch_max_backend.loops.index import Var
-from torch_max_backend.schedule.nest import StageNest
+from torch_max_backend.schedule.nest import StageNest, Statement
 
 Sums = dict[tuple[str, int], str]
 """A thread's own, by statement and number of the vector."""
@@ -45,7 +45,7 @@ class ColumnSumsWriter(HeldRowWriter):
         for s in last.statements:
             for k in range(nest.held):
                 self._line("block_barrier()")  # before, others read what is told now
-                self._write_sums(last, s.name, k, sums[s.name, k])
+                self._write_sums(s, v, k, sums[s.name, k])
 
     def _read_for_all_rows(self, v: Var) -> None:
         """Weights, say: what is the same for all rows is read once."""
@@ -70,11 +70,9 @@ class ColumnSumsWriter(HeldRowWriter):
                             value = self._widened(self._scalar(s.body), own.lanes)
                             self._line(f"{own.value} = add({own.value}, {value})")
 
-    def _write_sums(self, last: StageNest, name: str, k: int, own: str) -> None:
-        """The block's sums of a thread's vector ``k``, one column a thread."""
+    def _write_sums(self, s: Statement, v: Var, k: int, own: str) -> None:
+        """The block's sums of a thread's vector ``k`` along ``v``, one column a thread."""
         nest = self.nest
-        (s,) = (t for t in last.statements if t.name == name)
-        (v,) = last.inner
         assert s.address is not None
         memory = self._shared("f32", nest.block * nest.lanes, "sums")
         self._tell(memory, own, nest.lanes)

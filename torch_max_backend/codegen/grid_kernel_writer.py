@@ -45,7 +45,7 @@ def _widens(s: Statement) -> bool:
 
 
 def _are_products(stage: StageNest) -> bool:
-    """Whether a stage adds up several products, each with a factor of its own."""
+    """Whether a stage adds up several products, and nothing else."""
     products = all(s.combiner == "sum" and isinstance(s.body, Op) and s.body.name == "mul" for s in stage.statements)
     return products and len(stage.statements) > 1 and all(s.how is None for s in stage.statements)
 

@@ -71,7 +71,7 @@ def encoded(x: Scalar, dtype: torch.dtype) -> Scalar:
 
 
 def decoded(x: Scalar) -> Scalar:
-    """A float of 8 bits as a float32; exact."""
+    """A float of 8 bits as a float32; exact. What GPUs have an instruction for, the kernel interface converts."""
     if x.dtype is torch.float8_e4m3fn:
         return Op("cast", (x,), torch.float32)
     if x.dtype is torch.float8_e5m2:  # but for its digits, a float16

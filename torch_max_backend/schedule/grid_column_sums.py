@@ -34,6 +34,9 @@ SUMMED = (torch.float32, torch.float64)
 HELD, SUMS = 16, 2
 """Elements of a row that a thread has, and sums of each, at most: with more it has too many registers for other threads
 to read meanwhile."""
+WANTED, NEEDED = 3 / 8, 1 / 3
+"""Of the threads that keep a GPU busy with a read each, how many do, since each has several: when parts are chosen, and
+when they are what came of it."""
 NEW = 1
 """Tensors that are read for the sums alone, at most."""
 
@@ -61,8 +64,16 @@ def _joined(first: Step, second: Step) -> GridNest | None:
     if not isinstance(first, GridNest) or not isinstance(second, GridNest):
         return None
     pairs = ((first, second), (second, first))
-    found = (_with_sums(rows, columns) for rows, columns in pairs if _has_rows(rows))
+    found = (_with_sums(rows, columns) for rows, columns in pairs if _has_sums(columns) and _has_rows(rows))
     return next((one for one in found if one is not None), None)
+
+
+def _has_sums(n: GridNest) -> bool:
+    """Whether a kernel does nothing but sum over one loop, for all of two others."""
+    if len(n.stages) != 1 or len(n.outer) != 2 or not all(isinstance(v.size, int) for v in n.outer):
+        return False
+    (stage,) = n.stages
+    return not stage.free and len(stage.reduced) == 1 and all(map(_is_sum, stage.statements))
 
 
 def _has_rows(n: GridNest) -> bool:
@@ -104,20 +115,15 @@ def _with_sums(rows: GridNest, columns: GridNest) -> GridNest | None:
 
 
 def _of_parts(n: GridNest, height: int, width: int) -> tuple[Var, Var, Var, int] | None:
-    """The loops over parts, columns and the rows of a part, and how many rows those but the last one have, of a kernel
-    that does nothing but sum."""
-    if len(n.stages) != 1 or len(n.outer) != 2:
-        return None
+    """The loops over parts, columns and the rows of a part, and how many rows those but the last one have."""
     (stage,) = n.stages
-    if stage.free or len(stage.reduced) != 1 or not all(isinstance(v.size, int) for v in n.outer):
-        return None
     (row,) = stage.reduced
     for part, column in (n.outer, n.outer[::-1]):
         size = -(-height // int(part.size)) if isinstance(row.size, int) else _most(row.size)
         left = least(Index.of(size), Index.of(height) - Index.of(part) * size)
         wanted = Index.of(column) + Index.of(part) * width
         are_all = column.size == width and left == row.size and (int(part.size) - 1) * size < height
-        if are_all and all(_is_sum(s) and s.address == wanted for s in stage.statements):
+        if are_all and all(s.address == wanted for s in stage.statements):
             return part, column, row, size
     return None
 
@@ -142,7 +148,7 @@ def parts_of_rows(width: int, height: int, itemsize: int) -> int:
     """
     threads, all_ = _threads(width), 2 * gpu.PROCESSORS
     if threads > gpu.WARP:
-        parts = all_ * max(1, -(-gpu.BUSY * 3 // 8 // (threads * all_)))
+        parts = all_ * max(1, math.ceil(gpu.BUSY * WANTED / (threads * all_)))
         is_enough = height >= parts * SHORTEST and parts * width * itemsize >= UNDER_WAY
         return parts if is_enough else 0
     groups = gpu.BLOCK // min(threads, 1 << max(0, (width // 4 - 1).bit_length()))
@@ -161,7 +167,7 @@ def _in_parts(n: GridNest, parts: int, size: int, width: int) -> GridNest | None
     a warp do."""
     threads = min(n.threads, gpu.WARP) if width <= gpu.WARP * HELD else max(n.threads, _threads(width))
     n = dataclasses.replace(n, threads=threads, held=-(-width // (threads * n.lanes)))
-    rows, enough = max(1, gpu.WARP // threads), gpu.BUSY // 3
+    rows, enough = max(1, gpu.WARP // threads), gpu.BUSY * NEEDED
     block = gpu.BLOCK if n.held > 1 else 2 * gpu.BLOCK
     while threads <= gpu.WARP and rows * threads < block and LEAST * rows * 2 <= size:
         rows *= 2
