@@ -415,11 +415,7 @@ def rounded(x: Scalar, dtype: torch.dtype) -> Scalar:
 def widened(x: Scalar, dtype: torch.dtype) -> Scalar:
     """An operand in the wider dtype that torch computes in, rounded as the op that computed it has rounded it: for what
     the smallest difference turns, such as comparisons."""
-    return cast(x, dtype, "widen" if x.dtype in _ROUNDED else "cast")
-
-
-_ROUNDED = (torch.float16, torch.bfloat16)
-"""Dtypes that torch computes in a wider one."""
+    return cast(x, dtype, "widen" if x.dtype in (torch.float16, torch.bfloat16) else "cast")
 
 
 def select(condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
