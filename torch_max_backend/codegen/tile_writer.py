@@ -39,7 +39,7 @@ class TileWriter(ThreadExchange):
         starts = self._begin_of_tile(tile)
         names = {x: self._shared(self._stored_as(x), tile.pitch(x.dtype.itemsize) * tile.sides[0], f"tile {k}")
                  for k, x in enumerate(dict.fromkeys(turned_by(stage, tile.fast, tile.across)))}  # fmt: skip
-        taken = [self._element(tile, k, starts, loads=True) for k in self._steps(tile, loads=True)]
+        taken = self._elements_of_tile(tile, starts, loads=True)
         values: list[list[Value]] = []
         read = [x for x in walk(*names) if _is_read(x)] if not any(isinstance(x, Guarded) for x in walk(*names)) else []
         known: list[dict[Scalar, Value]] = [{} for _ in taken]
@@ -50,7 +50,7 @@ class TileWriter(ThreadExchange):
         for (place, _, _), scope in zip(taken, known, strict=True):
             with self._at(place, scope), self._wide(tile, tile.across):
                 values.append([self._scalar(x) for x in names])
-        places = [self._element(tile, k, starts, loads=False) for k in self._steps(tile, loads=False)]
+        places = self._elements_of_tile(tile, starts, loads=False)
         scopes: list[dict[Scalar, Value]] = [{} for _ in places]
         within_names = {*walk(*names)}
         direct = [x for x in self._reads(stage, self.nest.outer) if x not in within_names]
@@ -96,31 +96,59 @@ class TileWriter(ThreadExchange):
         self.place.update({v: starts[v] for v in others})
         return starts
 
-    def _steps(self, tile: Tile, loads: bool) -> range:
-        """The first elements, or vectors, of a block that its first thread has in turns."""
-        return range(0, tile.sides[0] * tile.sides[1] // tile.lanes[loads], self.nest.block)
-
-    def _element(
-        self, tile: Tile, first: int, starts: Mapping[Var, str], loads: bool
-    ) -> tuple[Place, list[str], tuple[str, str]]:
-        """A thread's element or vector behind the ``first`` one: its place, which is within the tensor; when it is one
-        of the tile and of the tensor, as texts; and its place in the tile."""
+    def _elements_of_tile(
+        self, tile: Tile, starts: Mapping[Var, str], loads: bool
+    ) -> list[tuple[Place, list[str], tuple[str, str]]]:
+        """A thread's elements or vectors of a tile: of each its place, which is within the tensor; when it is one of
+        the tile and of the tensor, as texts; and its place in the tile."""
         lanes = tile.lanes[loads]
         along, other = (tile.across, tile.fast) if loads else (tile.fast, tile.across)
-        count, row = tile.sides[0] * tile.sides[1] // lanes, tile.side(along) // lanes
-        number, _ = self._new("n", f"thread_in_block() + {first}", 1)
-        within = [f"{number} < {count}"] if first + self.nest.block > count else []
-        here = {along: f"rem32({number}, {row}){f' * {lanes}' if lanes > 1 else ''}", other: f"div32({number}, {row})"}
-        place = {}
-        for v in (tile.fast, tile.across):
-            here[v] = self._new("t", here[v], 1)[0]
-            size = self._index(Index.of(v.size))
-            at, _ = self._new("k", self._below_2_to_32(f"{starts[v]} + {here[v]}", v), 1)
-            place[v] = at
-            if within or not isinstance(v.size, int) or v.size % tile.side(v):
-                place[v], _ = self._new("k", f"imin({at}, {size} - {lanes if v == along else 1})", 1)
-                within += [] if loads else [f"{at} < {size}"]
-        return place, within, (here[tile.fast], here[tile.across])
+        places: dict[tuple[Var, str], tuple[str, list[str]]] = {}
+        found = []
+        are_whole = isinstance(other.size, int) and other.size % tile.side(other) == 0
+        for column, row, within in self._spots(tile.side(along) // lanes, tile.side(other), lanes, are_whole):
+            place, here = {}, {along: column, other: row}
+            for v in (tile.fast, tile.across):
+                if (v, here[v]) not in places:
+                    ends = lanes if v == along else 1
+                    places[v, here[v]] = self._place_of(v, tile, f"{starts[v]} + {here[v]}", ends, bool(within))
+                place[v], is_inside = places[v, here[v]]
+                within = within if loads else [*within, *is_inside]
+            found.append((place, within, (here[tile.fast], here[tile.across])))
+        return found
+
+    def _spots(self, row: int, rows: int, lanes: int, are_whole: bool) -> Iterator[tuple[str, str, list[str]]]:
+        """Where a thread's vectors are in a tile of so many rows, each of so many vectors: column and row, and when
+        that is so. Neighbouring threads have neighbours of a row, and each thread has the same column in several.
+
+        Where tiles ``are_whole``, addresses are constants apart; where indices are compared first, 32 bits are faster.
+        """
+        if row > self.nest.block:
+            for first in range(0, row * rows, self.nest.block):
+                number, _ = self._new("n", f"thread_in_block() + {first}", 1)
+                within = [f"{number} < {row * rows}"] if first + self.nest.block > row * rows else []
+                column, _ = self._new("t", f"rem32({number}, {row}){f' * {lanes}' if lanes > 1 else ''}", 1)
+                yield column, self._new("t", f"div32({number}, {row})", 1)[0], within
+            return
+        together = self.nest.block // row
+        column, _ = self._new("t", f"rem32(thread_in_block(), {row}){f' * {lanes}' if lanes > 1 else ''}", 1)
+        begin, _ = self._new("t", f"div32(thread_in_block(), {row})", 1)
+        has_one = [f"{begin} < {together}"] if together * row < self.nest.block else []
+        for first in range(0, rows, together):
+            at = f"{begin} + {first}" if are_whole and not has_one else f"small({begin} + {first})"
+            at = self._new("t", at, 1)[0] if first else begin
+            yield column, at, [*has_one, *([f"{at} < {rows}"] if first + together > rows else [])]
+
+    def _place_of(self, v: Var, tile: Tile, number: str, lanes: int, may_be_beyond: bool) -> tuple[str, list[str]]:
+        """An index along one of the loops, or one within the tensor in its place, and when it is within.
+
+        Args:
+            may_be_beyond: Whether it may be one that is behind the tile.
+        """
+        at, size = self._new("k", self._below_2_to_32(number, v), 1)[0], self._index(Index.of(v.size))
+        fits = isinstance(v.size, int) and v.size % tile.side(v) == 0
+        inside = at if fits and not may_be_beyond else self._new("k", f"imin({at}, {size} - {lanes})", 1)[0]
+        return inside, [] if fits else [f"{at} < {size}"]
 
     def _below_2_to_32(self, number: str, v: Var) -> str:
         """A number that is hardly greater than the size of a loop, calculated in 32 bits if that is so small."""
