@@ -83,6 +83,18 @@ def check_random(first: int, symbolic: bool, machine: Machine = GPU) -> None:
         check_emulated(made)
 
 
+@pytest.mark.parametrize("behind", [7, 15, -2])
+@pytest.mark.parametrize("before", [0, 3, -5])
+def test_a_condition_is_asked_once_for_a_vector(as_if_large: None, before: int, behind: int) -> None:
+    """Of a vector at the edge lane by lane; what is compared are numbers of 32 bits."""
+    x = torch.randn(9, 41 - before - behind + 7, generator=torch.Generator().manual_seed(0)).half()
+    made = for_gpu(lambda x: (views.constant_pad_nd(x, [before, behind], 1.5),), x)
+    source = made.written().source
+    edges = (before > 0) + (behind > 0)
+    assert "i64" not in source and source.count("if condition(bit_and(") == edges
+    check_emulated(made)
+
+
 @pytest.mark.parametrize(("first", "symbolic"), [(0, False), (200_000, True)])
 def test_random_programs(first: int, symbolic: bool) -> None:
     check_random(first, symbolic)

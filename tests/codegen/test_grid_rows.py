@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.codegen.test_emulated_kernels import as_if_large, for_gpu  # noqa: F401
 from tests.support.emulated_gpu import emulate_gpu
 from tests.support.grid_programs import SMALL_GPU, check_emulated
 from tests.support.loop_programs import LoopProgram
-from torch_max_backend.compile.cuda_build import build_cubin
+from torch_max_backend.compile.cuda_build import build_cubin, build_ptx
 from torch_max_backend.loops.expr import cast, op
 from torch_max_backend.loops.rules import reduce, views
 from torch_max_backend.loops.tensor import Tensor, pointwise
@@ -149,12 +150,61 @@ def test_long_rows_of_16_bits_are_held_in_whole_vectors(columns: int, weight: to
     assert len(build_cubin(written.source, threads=written.threads, clusters=written.clusters)) > 1000
 
 
-@pytest.mark.parametrize("columns", [32768, 40000, 65536, 131072])
+@pytest.mark.parametrize("columns", [32768, 40000, 65536])
 def test_a_softmax_of_16_bits_computes_no_exponential_three_times(columns: int) -> None:
     """Threads that compute it anew take longer than the row takes to be read again."""
     made = for_gpu(lambda x: (reduce.softmax(x, 1, False),), torch.zeros(3000, columns).half(), smooth=True)
     (nest,) = nests(made)
     assert (nest.held, nest.anew) == (0, False)
+
+
+@pytest.mark.parametrize(("columns", "blocks", "held"), [(131072, 4, 8), (151936, 8, 5)])
+def test_shared_memory_keeps_the_longest_rows_of_a_softmax(columns: int, blocks: int, held: int) -> None:
+    """Threads have few registers then, and two blocks of them run at the same time."""
+    made = for_gpu(lambda x: (reduce.softmax(x, 1, False),), torch.zeros(3000, columns).half(), smooth=True)
+    (nest,) = nests(made)
+    assert nest.in_shared
+    assert (nest.block, nest.blocks, nest.held, nest.resident) == (512, blocks, held, 2)
+    written = made.written()
+    assert written.source.count("shared_store_aligned") == held
+    counts = {"threads": written.threads, "clusters": written.clusters, "resident": written.resident}
+    assert ".minnctapersm 2" in build_ptx(written.source, **counts)
+
+
+@pytest.mark.parametrize("columns", [2048, 2000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_softmax_in_shared_memory_is_right(columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MOST": 64, "REGISTERS": 16, "NEAR": 256}.items():
+        monkeypatch.setattr(grid_limits, name, value)
+    made = for_gpu(lambda x: (reduce.softmax(x, 1, False),), numbers(5, columns, dtype=dtype), smooth=True)
+    (nest,) = nests(made)
+    assert nest.in_shared and nest.blocks > 1 and nest.held > 1
+    check_emulated(made)
+
+
+@pytest.mark.parametrize("columns", [2048, 2000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_residual_norms_in_shared_memory_are_right(
+    columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the sum that leaves, of which later stages read nothing from memory."""
+    for name, value in {"MOST": 64, "REGISTERS": 16}.items():
+        monkeypatch.setattr(grid_limits, name, value)
+    written = emulate_gpu(monkeypatch)
+
+    def sum_and_norm(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + y
+        return F.rms_norm(total, (columns,), w), total
+
+    inputs = torch.randn(9, columns, dtype=dtype), torch.randn(9, columns, dtype=dtype), torch.randn(columns).to(dtype)
+    options = {"executor": "auto", "fallback": "error"}
+    found = torch.compile(sum_and_norm, backend="max_backend", options=options)(*inputs)
+    torch.testing.assert_close(found, sum_and_norm(*inputs))
+    (of_program,) = written
+    assert list(of_program.clusters.values()) == [4] and list(of_program.resident.values()) == [3]
+    held = of_program.source.count("shared_store_aligned")
+    assert held > 1 and of_program.source.count("shared_load_aligned") == held
+    assert of_program.source.count("load_aligned[8](p") == 3 * held
 
 
 @pytest.mark.parametrize(

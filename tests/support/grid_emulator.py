@@ -593,6 +593,14 @@ class Threads:
     def _shared_store(self, p: Pointer, i: Any, x: torch.Tensor) -> None:
         self.grid.store(p, self.in_block(p, i, x.shape[1]), x)
 
+    def _shared_load_aligned(self, lanes: int, p: Pointer, i: Any) -> torch.Tensor:
+        self.grid.check(self.grid.number(i) % lanes == 0, "a vector of shared memory that is not aligned")
+        return self._shared_load(lanes, p, i)
+
+    def _shared_store_aligned(self, p: Pointer, i: Any, x: torch.Tensor) -> None:
+        self.grid.check(self.grid.number(i) % x.shape[1] == 0, "a vector of shared memory that is not aligned")
+        self._shared_store(p, i, x)
+
     def _anew(self, x: torch.Tensor) -> torch.Tensor:
         return x
 

@@ -372,9 +372,9 @@ def reach(atom: Atom) -> set[Var]:
     return found
 
 
-def literal(x: Const, lanes: int) -> str:
-    """A number in every lane."""
-    short = SHORT[x.dtype]
+def literal(x: Const, lanes: int, short: str = "") -> str:
+    """A number in every lane, of another dtype if one is given."""
+    short = short or SHORT[x.dtype]
     if x.dtype is torch.bool:
         return f"const[{short}, {lanes}]({int(x.value)})"
     if isinstance(x.value, float) and not math.isfinite(x.value):

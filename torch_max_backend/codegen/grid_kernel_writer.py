@@ -11,7 +11,7 @@ import torch
 
 from torch_max_backend.codegen.accumulators import COMBINE, SCALED_NEARLY, Accumulator, Accumulators, Reduction
 from torch_max_backend.codegen.column_sums_writer import ColumnSumsWriter
-from torch_max_backend.codegen.expression_writer import Value
+from torch_max_backend.codegen.expression_writer import Value, literal
 from torch_max_backend.codegen.inexact_operations import computed_nearly, divided_closely
 from torch_max_backend.codegen.interleaved_writer import InterleavedWriter
 from torch_max_backend.codegen.kernel_writer import UNROLLED
@@ -19,13 +19,13 @@ from torch_max_backend.codegen.lane_writer import LaneWriter
 from torch_max_backend.codegen.loop_facts import is_short
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import NARROW, Place
-from torch_max_backend.loops.expr import SHORT, FromIndex, Load, Op, Scalar, walk
+from torch_max_backend.loops.expr import SHORT, Const, FromIndex, Load, Op, Scalar, walk
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Var
 from torch_max_backend.loops.intervals import interval
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.grid_limits import AHEAD, BUSY, BYTES, WARP
-from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, runs_within
+from torch_max_backend.schedule.grid_memory import COMPARISONS, is_aligned, is_in_step, runs_within
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.grid_rows import is_read_from_its_end
 from torch_max_backend.schedule.nest import StageNest, Statement
@@ -53,6 +53,12 @@ def _are_products(stage: StageNest) -> bool:
 def _is_small(x: Scalar) -> bool:
     """Whether a number fits in 32 bits, whatever operations before it round to."""
     return all(abs(end) < 1 << 30 for end in interval(x))
+
+
+def _is_short_index(x: Scalar) -> bool:
+    """Whether it is an index, or a number that may be compared with one, and fits in 32 bits."""
+    is_whole = isinstance(x, FromIndex) or (isinstance(x, Const) and type(x.value) is int)
+    return is_whole and x.dtype is torch.int64 and _is_small(x)
 
 
 def _ends(index: Index) -> tuple[float, float]:
@@ -104,7 +110,18 @@ class GridKernelWriter(ColumnSumsWriter, InterleavedWriter, LaneWriter):
             if x.dtype is torch.int64 and given.dtype in (torch.float32, torch.float64):
                 text, lanes = self._scalar(given)
                 return self._new("v", f"cast[i64](cast[i32]({text}))", lanes)
+        if isinstance(x, Op) and x.name in COMPARISONS and all(map(_is_short_index, x.args)):
+            sides = [self._short_index(y) for y in x.args]
+            lanes = max(n for _, n in sides)
+            return self._new("v", f"{x.name}({', '.join(self._widened(side, lanes) for side in sides)})", lanes)
         return super()._computed(x)
+
+    def _short_index(self, x: Scalar) -> Value:
+        """An index, or a number that is compared with one, in 32 bits."""
+        if isinstance(x, FromIndex):
+            return self._from_index(x.index, "i32")
+        assert isinstance(x, Const)
+        return literal(x, 1, "i32"), 1
 
     def _spelled(self, x: Op) -> str:
         how = "_nearly" if x in self.nearly else "_closely" if x in self.closely else ""

@@ -51,6 +51,8 @@ class GridSource:
         """The threads of a block, by kernel."""
         self.clusters: dict[str, int] = {}
         """The blocks of a cluster, by kernel, where there are clusters."""
+        self.resident: dict[str, int] = {}
+        """How many blocks shall run on a multiprocessor at the same time, by kernel, where that is said."""
 
     @property
     def kernels(self) -> int:
@@ -82,6 +84,8 @@ class GridSource:
                 blocks = place(parts * nest.blocks), nest.share
             if nest.blocks > 1:
                 self.clusters[kernel.name] = nest.blocks
+            if nest.resident:
+                self.resident[kernel.name] = nest.resident
             launches.append(KernelLaunch(kernel.name, blocks, nest.block, tuple(parameters)))
         return tuple(launches), list(numbers)
 

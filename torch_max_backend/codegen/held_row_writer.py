@@ -21,6 +21,8 @@ from torch_max_backend.schedule.nest import StageNest, Statement, distance
 
 READ_FIRST = 128
 """Bytes of a row that a thread reads before it computes anything, at most: they take registers as long as they wait."""
+READ_AT_ONCE = 64
+"""The same where shared memory keeps what later stages read: few registers are left to wait."""
 FAR = 1 << 31
 """Places below it are kept in 32 bits."""
 
@@ -37,6 +39,8 @@ class HeldRowWriter(TileWriter):
         """Whether the row's elements have been read."""
         self.beside: dict[str, list[str]] = {}
         """Results that wait for those beside them, by statement."""
+        self.in_shared: set[Scalar] = set()
+        """What shared memory has of the vectors that a thread holds."""
         self.counted = ""
         """Whether a lane has an element of a scan or of a row, as text."""
 
@@ -45,14 +49,11 @@ class HeldRowWriter(TileWriter):
         stage computes of an element the next ones find in the vector's own scope."""
         (v,) = stage.inner
         is_along = self.nest.vector is None  # or vectors have neighbouring outer indices
-        if not self.has_read:
-            self._hold(stage)
-        elif self.nest.anew:
-            self._keep_what_is_read()
+        is_first = self._begins_to_read(stage)
         accumulators = self._accumulators(self._without_places(stage), self.nest.lanes)
         best: Accumulators = {}
-        for k in range(len(self.kept)):
-            with self._at_vector(stage, k) as within:
+        for k in range(self.nest.held):
+            with self._at_kept_vector(stage, k, is_first) as within:
                 for s in stage.statements:
                     value = self._scalar(s.body)
                     if not s.combiner:
@@ -132,9 +133,6 @@ class HeldRowWriter(TileWriter):
     def _hold(self, first: StageNest) -> None:
         """The vectors that a thread has of a row, read before it waits for the others: also what later stages read."""
         (v,) = first.inner
-        if not self.kept:
-            self._place_vectors(v)
-        self.has_read = True
         room, seen = READ_FIRST, set[Scalar]()
         written = {s.name for stage in self.nest.stages for s in stage.statements}
         for stage in self.nest.stages[self.nest.stages.index(first) :]:
@@ -152,6 +150,73 @@ class HeldRowWriter(TileWriter):
                 for k in range(len(self.kept) if moves else 0):
                     with self._at_vector(first, k):
                         self._scalar(x)
+
+    def _begins_to_read(self, stage: StageNest) -> bool:
+        """Whether a stage is the first that reads the row; what threads hold is there for it then, if registers have
+        it, and later stages find what these keep."""
+        is_first = not self.has_read
+        if not self.kept:
+            self._place_vectors(stage.inner[0])
+        if is_first and not self.nest.in_shared:
+            self._hold(stage)
+        elif self.nest.anew and not self.nest.in_shared:
+            self._keep_what_is_read()
+        self.has_read = True
+        return is_first
+
+    # -- shared memory ---------------------------------------------------------------------------------------
+    @contextmanager
+    def _at_kept_vector(self, stage: StageNest, k: int, is_first: bool) -> Iterator[str]:
+        """At one of the vectors that a thread holds, which shared memory may have from the first stage on."""
+        in_shared = self.nest.in_shared
+        if in_shared and is_first:
+            self._hold_some(stage, k)
+        with self._at_vector(stage, k) as within:
+            if in_shared and not is_first:
+                self._take_from_shared(stage, k)
+            yield within
+            if in_shared and is_first:
+                self._put_in_shared(stage, k)
+            elif in_shared:
+                self.scopes[-1].clear()
+
+    def _hold_some(self, first: StageNest, k: int) -> None:
+        """What the first stage reads of a few vectors, the ``k``th one first, if the ones before have been computed."""
+        (v,) = first.inner
+        reads = [x for x in self._reads(first, (*self.nest.outer, v)) if v in variables(x)]
+        together = READ_AT_ONCE // max(1, sum(x.dtype.itemsize * self.nest.lanes for x in reads)) or 1
+        if k % together:
+            return
+        for x in reads:
+            for later in range(k, min(k + together, self.nest.held)):
+                with self._at_vector(first, later):
+                    self._scalar(x)
+
+    def _put_in_shared(self, first: StageNest, k: int) -> None:
+        """What later stages read of a vector, which a thread has for itself: nobody waits for it."""
+        stages = self.nest.stages[self.nest.stages.index(first) + 1 :]
+        later = {x for stage in stages for s in stage.statements for x in walk(*s.expressions)}
+        scope = self.scopes[-1]
+        for x, (text, lanes) in list(scope.items()):
+            if isinstance(x, Load) and x in later and lanes == self.nest.lanes:
+                self._line(f"shared_store_aligned({self._row_of(x)}, {self._place_in_shared(k)}, {text})")
+                self.in_shared.add(x)
+        scope.clear()
+
+    def _take_from_shared(self, stage: StageNest, k: int) -> None:
+        """The vectors that a stage reads, from where the first one has put them."""
+        for x in dict.fromkeys(x for s in stage.statements for x in walk(*s.expressions) if x in self.in_shared):
+            assert isinstance(x, Load)
+            text = f"shared_load_aligned[{self.nest.lanes}]({self._row_of(x)}, {self._place_in_shared(k)})"
+            self.scopes[-1][x] = self._new("x", text, self.nest.lanes)
+
+    def _row_of(self, x: Load) -> str:
+        """The shared memory that has what a block's threads hold of a tensor."""
+        return self._shared(SHORT[x.dtype], self.nest.block * self.nest.held * self.nest.lanes, f"row of {x}")
+
+    def _place_in_shared(self, k: int) -> str:
+        """Where a thread has its ``k``th vector: neighbours have neighbours."""
+        return f"(thread_in_block() + {k * self.nest.block}) * {self.nest.lanes}"
 
     def _place_vectors(self, v: Var) -> None:
         """Where the vectors begin that a thread has of a row."""

@@ -11,11 +11,14 @@ import torch
 from torch_max_backend.codegen.expression_writer import Value, reach
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import TileWriter
-from torch_max_backend.loops.expr import SHORT, FromIndex, Guarded, Load, Scalar, rewrite, variables, walk
+from torch_max_backend.loops.expr import SHORT, FromIndex, Guarded, Load, Op, Scalar, rewrite, variables, walk
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Mod, Var
 from torch_max_backend.loops.tensor import sized
-from torch_max_backend.schedule.grid_memory import is_same_within
+from torch_max_backend.schedule.grid_memory import COMPARISONS, is_same_within
 from torch_max_backend.schedule.grid_nest import GridNest
+
+WIDE = 4
+"""Lanes of a vector for which it is worth asking whether a condition holds in all of them."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +149,41 @@ class LaneWriter(TileWriter):
         return self._joined([f"from_int[{dtype}, 1]({self._index(place)})" for place in apart], dtype), self.lanes
 
     def _guarded(self, x: Guarded) -> Value:
-        kept = (self.registers[y.source][1] for y in walk(x.condition) if isinstance(y, Load) and not y.index)
-        differs = any(lanes > 1 for lanes in kept)
+        kept = [self.registers[y.source][1] for y in walk(x.condition) if isinstance(y, Load) and not y.index]
+        is_kept = any(lanes > 1 for lanes in kept)
+        differs = is_kept
         if self.vector is not None and self.vector in variables(x.condition):
             differs = differs or self.nest.flat or not is_same_within(x.condition, self.vector, self.lanes)
-        return self._by_lane(x) if self.lanes > 1 and differs else super()._guarded(x)
+        if self.lanes == 1 or not differs:
+            return super()._guarded(x)
+        is_ordered = self.lanes >= WIDE and not is_kept and not self.nest.flat and self._is_ordered(x.condition)
+        return self._in_whole_vectors(x) if is_ordered else self._by_lane(x)
+
+    def _is_ordered(self, condition: Scalar) -> bool:
+        """Whether what holds in a vector's first lane and in its last one holds in all, and in none if in neither: the
+        sides of a comparison grow from lane to lane, each by the same."""
+        if not isinstance(condition, Op) or condition.name not in COMPARISONS or condition.name in ("eq", "ne"):
+            return False
+        moving = [y for y in condition.args if self.vector in variables(y)]
+        return all(isinstance(y, FromIndex) and self._step(y.index) is not None for y in moving)
+
+    def _in_whole_vectors(self, x: Guarded) -> Value:
+        """A vector of one side where a condition holds in all lanes, or in none; lane by lane in between."""
+        v, lanes = self.vector, self.lanes
+        assert v is not None
+        ends = []
+        for k in (0, lanes - 1):
+            with self._in_lane(v, k):
+                ends.append(self._scalar(x.condition)[0])
+        name, _ = self._new("g", f"const[{SHORT[x.dtype]}, {lanes}](0)", lanes)
+        with self._block(f"if condition(bit_and({', '.join(ends)})):"):
+            self._line(f"{name} = {self._widened(self._scalar(x.value), lanes)}")
+        with self._block("else:"):
+            with self._block(f"if condition(bit_or({', '.join(ends)})):"):
+                self._line(f"{name} = {self._by_lane(x)[0]}")
+            with self._block("else:"):
+                self._line(f"{name} = {self._widened(self._scalar(x.other), lanes)}")
+        return name, lanes
 
     def _condition(self, x: Guarded) -> Value:
         """That of a vector's first lane, where all lanes have the same."""

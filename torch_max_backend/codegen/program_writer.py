@@ -58,6 +58,8 @@ class WrittenProgram:
     """For a GPU, the threads of a block by kernel."""
     clusters: Mapping[str, int] = field(default_factory=dict)
     """The blocks of a cluster by kernel, where a kernel has clusters."""
+    resident: Mapping[str, int] = field(default_factory=dict)
+    """How many blocks shall run on a multiprocessor at the same time, by kernel, where that is said."""
     strides: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Of outputs that may lie in memory in any way, by position."""
     totals: tuple[Index, ...] = ()
@@ -412,6 +414,7 @@ class _GridWriter(_Writer):
             symbols,
             self.grid.threads,
             self.grid.clusters,
+            self.grid.resident,
             self._free_strides(),
             self.memory.totals,
             self.plan.program.symbols,

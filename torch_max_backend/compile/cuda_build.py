@@ -50,6 +50,7 @@ def build_cubin(
     arch: str = "sm_90a",
     threads: Mapping[str, int] | None = None,
     clusters: Mapping[str, int] | None = None,
+    resident: Mapping[str, int] | None = None,
     contract: bool = False,
 ) -> bytes:
     """Compile ``source`` for GPUs of one architecture; where CUDA's linker is not installed, the result is PTX.
@@ -60,17 +61,20 @@ def build_cubin(
         threads: The most threads that a block of a kernel is launched with, by the kernel's name. A kernel without one
             may take so many registers that it cannot be launched with more than 256.
         clusters: How many neighbouring blocks are a cluster, by the kernel's name.
+        resident: How many blocks a multiprocessor shall run at the same time, by the kernel's name; threads get no more
+            registers than that leaves them. For others it is decided by the registers that they take.
         contract: Let a product and a sum become one rounding.
 
     Raises:
         CompileError: With the text of the compiler that refused, or with the reason why one could not run.
     """
-    ptx = build_ptx(source, arch=arch, threads=threads, clusters=clusters, contract=contract)
+    ptx = build_ptx(source, arch=arch, threads=threads, clusters=clusters, resident=resident, contract=contract)
     linked = link(ptx, arch)
     if linked is None:
         log.debug("CUDA's linker is not installed: the driver compiles PTX where it is loaded")
         return ptx.encode() + b"\0"
-    linked = _with_more_blocks(linked, ptx, arch, threads or {})
+    undecided = {name: count for name, count in (threads or {}).items() if name not in (resident or {})}
+    linked = _with_more_blocks(linked, ptx, arch, undecided)
     for name, used in linked.resources.items():
         if used.stack or used.spills:
             log.debug("%s: %s", name, used)
@@ -134,6 +138,7 @@ def build_ptx(
     arch: str = "sm_90a",
     threads: Mapping[str, int] | None = None,
     clusters: Mapping[str, int] | None = None,
+    resident: Mapping[str, int] | None = None,
     contract: bool = False,
 ) -> str:
     """The PTX of a source: see :func:`build_cubin`."""
@@ -157,7 +162,8 @@ def build_ptx(
         environment = compiler_environment(INTERFACE / "cuda", additions, INTERFACE / "raw")
         run_compiler([*command, text, "-o", product], product, environment)
         ptx = product.read_text()
-    return _with_version(_with_block_sizes(_with_math(_with_absolute_values(ptx), arch), threads or {}, clusters or {}))
+    ptx = _with_math(_with_absolute_values(ptx), arch)
+    return _with_version(_with_block_sizes(ptx, threads or {}, clusters or {}, resident or {}))
 
 
 def _number(arch: str) -> int:
@@ -192,13 +198,16 @@ def _absolute_in(body: str) -> str:
     return _GREATER.sub(shorter, body)
 
 
-def _with_block_sizes(ptx: str, threads: Mapping[str, int], clusters: Mapping[str, int]) -> str:
-    """The text with the threads of blocks, and the blocks of clusters."""
+def _with_block_sizes(
+    ptx: str, threads: Mapping[str, int], clusters: Mapping[str, int], resident: Mapping[str, int]
+) -> str:
+    """The text with the threads of blocks, the blocks of clusters, and how many shall run at the same time."""
 
     def bounded(entry: re.Match[str]) -> str:
         name = entry[2]
         lines = [f".maxntid {threads[name]}, 1, 1"] if name in threads else []
         lines += [f".reqnctapercluster {clusters[name]}, 1, 1"] if name in clusters else []
+        lines += [f".minnctapersm {resident[name]}"] if name in resident else []
         return "\n".join([entry[1], *lines, "{"]) if lines else entry[0]
 
     return _ENTRY.sub(bounded, ptx)

@@ -162,7 +162,7 @@ def is_same_within(condition: Scalar, v: Var, lanes: int) -> bool:
     if condition.name in ("bit_and", "bit_or", "bit_not"):
         return all(is_same_within(x, v, lanes) for x in condition.operands)
     sides = [x.index if isinstance(x, FromIndex) else _whole_number(x) for x in condition.operands]
-    if condition.name not in _COMPARISONS or any(side is None for side in sides):
+    if condition.name not in COMPARISONS or any(side is None for side in sides):
         return False
     left, right = reversed(sides) if condition.name in ("gt", "le") else sides
     apart = left - right  # type: ignore[operator]
@@ -176,7 +176,7 @@ def is_same_within(condition: Scalar, v: Var, lanes: int) -> bool:
     return condition.name not in ("eq", "ne") and lane not in begins.variables and begins % lanes == 0
 
 
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 def _whole_number(x: Scalar) -> Index | None:

@@ -38,6 +38,11 @@ class GridNest(Nest):
     anew: bool = False
     """Whether a thread keeps nothing of the vectors that it holds but what it has read, so that it can hold more: each
     stage computes the rest anew."""
+    in_shared: bool = False
+    """Whether shared memory keeps what later stages read of the vectors that a thread holds: it needs few registers
+    then, so that more threads of a multiprocessor have some."""
+    resident: int = 0
+    """Blocks that a multiprocessor shall run at the same time; 0 if as many as there are registers for."""
     flat: bool = False
     """Whether a thread's vector is of all outer loops as one, in the order of memory: where it goes beyond a row, its
     elements are computed one by one."""
@@ -103,6 +108,7 @@ class GridNest(Nest):
         how = f"{self.rows} at a time, {self.threads} threads each{', neighbours apart' if self.columns else ''}"
         how += f", {self.held} vectors in registers" if self.held else ""
         how += ", and the rest anew" if self.anew else ""
+        how += ", between stages in shared memory" if self.in_shared else ""
         how += f", a cluster of {self.blocks} blocks" if self.blocks > 1 else ""
         how += f", {self.part} one after the other" if self.part else ""
         how += f", {self.each} times" if self.each > 1 else ""

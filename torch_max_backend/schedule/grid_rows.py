@@ -183,7 +183,7 @@ def along_inner(n: Nest, outer: int, inner: int, cluster: int = 1) -> GridNest:
         found = _held_across(n, common, outer) or _held(n.outer, stages, common, outer)
         if found is not None and (once is None or found.columns or not _is_better_read_again(found, once)):
             return found
-        found = None if found is not None else _held_by_many(n.outer, stages, common, cluster)
+        found = None if found is not None else _held_by_many(n.outer, stages, common, cluster, once is not None)
         if found is not None and (once is None or not _is_better_read_again(found, once)):
             return found
     stages = stages if once is None else once
@@ -249,6 +249,8 @@ def _is_better_read_again(held: GridNest, once: Sequence[StageNest]) -> bool:
     (v,), *others = (s.inner for s in once if s.inner)
     width = max(width for s in once for i, width in s.accesses if {*s.inner} & i.variables)
     bytes_ = cost.count([v]) * width
+    if held.in_shared:
+        return False
     if held.anew:
         return True
     if not others:
@@ -336,9 +338,11 @@ def _held(outer: tuple[Var, ...], stages: list[StageNest], size: int, count: int
     return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)
 
 
-def _held_by_many(outer: tuple[Var, ...], stages: list[StageNest], size: int, most: int) -> GridNest | None:
-    """A nest in which all threads that a block may have, or those of a cluster's blocks, keep a long row in registers;
-    none if these are too many.
+def _held_by_many(
+    outer: tuple[Var, ...], stages: list[StageNest], size: int, most: int, has_exponentials: bool
+) -> GridNest | None:
+    """A nest in which all threads that a block may have, or those of a cluster's blocks, keep a long row in registers,
+    or in shared memory; none if these are too many.
 
     A multiprocessor must have much of the rows under way. So threads have twice as many elements of a row that is read
     in 16 bits, and keep nothing but what they have read of it.
@@ -351,12 +355,35 @@ def _held_by_many(outer: tuple[Var, ...], stages: list[StageNest], size: int, mo
     anew = read == 2 and read * lanes == gpu.BYTES
     if read < gpu.WORD and not anew:
         return None
+    if _bytes_of_rows(outer, stages[1:]) == 2 and lanes * 2 == gpu.BYTES and (has_exponentials or read > 2):
+        found = _held_in_shared(outer, stages, size, most, has_exponentials)
+        if found is not None:
+            return found
     threads = 1 << (-(-size // (gpu.REGISTERS * (1 + anew))) - 1).bit_length()
     blocks = max(1, min(most, threads // (gpu.MOST if read <= gpu.WORD else gpu.MOST // 2)))
     if threads // blocks > gpu.MOST:
         return None
     held, renamed = -(-size // (threads * lanes)), _over_one_loop(stages, size, lanes)
     return GridNest(outer, renamed, rows=1, threads=threads, lanes=lanes, held=held, blocks=blocks, anew=anew)
+
+
+def _held_in_shared(
+    outer: tuple[Var, ...], stages: list[StageNest], size: int, most: int, has_exponentials: bool
+) -> GridNest | None:
+    """A nest in which the shared memory of a cluster's blocks keeps a row of 16 bits between its stages: threads need
+    few registers then, and several rows are under way in a multiprocessor. None if one block has a row.
+
+    Rows of which exponentials are computed twice are read again from a cache in less time, if it has those that are
+    under way; threads have more of a row, and fewer of them tell each other what they found.
+    """
+    each, resident = (2 * gpu.REGISTERS, 2) if has_exponentials else (gpu.REGISTERS, 3)
+    threads = 1 << (-(-size // each) - 1).bit_length()
+    blocks = threads // (gpu.MOST // 2)
+    if not 1 < blocks <= most or (has_exponentials and size * 2 <= 2 * gpu.NEAR):
+        return None
+    held, renamed = -(-size // (threads * 8)), _over_one_loop(stages, size, 8)
+    nest = GridNest(outer, renamed, rows=1, threads=threads, lanes=8, held=held, blocks=blocks)
+    return dataclasses.replace(nest, anew=True, in_shared=True, resident=resident)
 
 
 def _moving(s: StageNest) -> Iterator[Load]:

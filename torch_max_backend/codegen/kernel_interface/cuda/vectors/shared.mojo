@@ -73,3 +73,15 @@ def shared_store[d: DType, w: Int](p: Shared[d], i: Int, x: Vec[d, w]):
         shared_write[Vec[u8, w], 1](shared_pointer[Vec[u8, w]](p, i), cast_plain[u8](x))
     else:
         shared_write[Vec[d, w], bytes_of(d)](shared_pointer[Vec[d, w]](p, i), x)
+
+
+@always_inline("nodebug")
+def shared_load_aligned[w: Int, d: DType](p: Shared[d], i: Int) -> Vec[d, w]:
+    """A vector that begins at a multiple of its bytes."""
+    return shared_read[Vec[d, w], bytes_of(d) * w](shared_pointer[Vec[d, w]](p, i))
+
+
+@always_inline("nodebug")
+def shared_store_aligned[d: DType, w: Int](p: Shared[d], i: Int, x: Vec[d, w]):
+    """A vector that begins at a multiple of its bytes."""
+    shared_write[Vec[d, w], bytes_of(d) * w](shared_pointer[Vec[d, w]](p, i), x)
