@@ -229,8 +229,8 @@ def test_vectors_in_memory(kernels: Kernels, d: str) -> None:
     n = 300 * w
     a = values(d, n + w)
     x = plain(a)
-    for name, per in (("aligned", w), ("once", w), ("large", 2 * w), ("unaligned", w)):
-        shift = int(name == "unaligned")
+    unaligned = [("unaligned", w, shift) for shift in range(w)]
+    for name, per, shift in (("aligned", w, 0), ("once", w, 0), ("large", 2 * w, 0), *unaligned):
         to = torch.zeros_like(a)
         kernels.launch("memory", f"{name}_{d}", to[shift:], a[shift:], n, blocks=Word(2, per * 128))
         got = plain(to)

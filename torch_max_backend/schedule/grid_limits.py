@@ -54,6 +54,8 @@ at different times, and all wait for the last one; the vectors of such rows that
 LONG_BYTES, NEAR = 1 << 13, 1 << 16
 """Bytes of a row from which on reductions alone do not hold it, and up to which the rows that are under way are read
 again from a cache faster than 1,024 threads hold them, each as many elements as it can."""
+KEPT = 64
+"""Bytes of a row that shared memory keeps for each thread."""
 TOLD = frozenset([2, 4, 8])
 """The bytes of what the blocks of a cluster can tell each other."""
 COLUMNS = 32

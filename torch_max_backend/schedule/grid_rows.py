@@ -183,7 +183,8 @@ def along_inner(n: Nest, outer: int, inner: int, cluster: int = 1) -> GridNest:
         found = _held_across(n, common, outer) or _held(n.outer, stages, common, outer)
         if found is not None and (once is None or found.columns or not _is_better_read_again(found, once)):
             return found
-        found = None if found is not None else _held_by_many(n.outer, stages, common, cluster, once is not None)
+        if found is None or once is not None:
+            found = _held_by_many(n.outer, stages, common, cluster, once is not None)
         if found is not None and (once is None or not _is_better_read_again(found, once)):
             return found
     stages = stages if once is None else once
@@ -249,12 +250,10 @@ def _is_better_read_again(held: GridNest, once: Sequence[StageNest]) -> bool:
     (v,), *others = (s.inner for s in once if s.inner)
     width = max(width for s in once for i, width in s.accesses if {*s.inner} & i.variables)
     bytes_ = cost.count([v]) * width
-    if held.in_shared:
-        return False
-    if held.anew:
-        return True
     if not others:
-        return bytes_ >= gpu.LONG_BYTES
+        return held.anew or bytes_ >= gpu.LONG_BYTES
+    if held.anew:
+        return not held.in_shared
     return held.threads == gpu.MOST and held.held * held.lanes >= gpu.REGISTERS and bytes_ <= gpu.NEAR
 
 
@@ -355,8 +354,9 @@ def _held_by_many(
     anew = read == 2 and read * lanes == gpu.BYTES
     if read < gpu.WORD and not anew:
         return None
-    if _bytes_of_rows(outer, stages[1:]) == 2 and lanes * 2 == gpu.BYTES and (has_exponentials or read > 2):
-        found = _held_in_shared(outer, stages, size, most, has_exponentials)
+    width = _bytes_of_rows(outer, stages[1:])
+    if width * lanes == gpu.BYTES and (has_exponentials or read > width):
+        found = _held_in_shared(outer, stages, size, width, most, has_exponentials)
         if found is not None:
             return found
     threads = 1 << (-(-size // (gpu.REGISTERS * (1 + anew))) - 1).bit_length()
@@ -368,22 +368,30 @@ def _held_by_many(
 
 
 def _held_in_shared(
-    outer: tuple[Var, ...], stages: list[StageNest], size: int, most: int, has_exponentials: bool
+    outer: tuple[Var, ...], stages: list[StageNest], size: int, width: int, most: int, has_exponentials: bool
 ) -> GridNest | None:
-    """A nest in which the shared memory of a cluster's blocks keeps a row of 16 bits between its stages: threads need
-    few registers then, and several rows are under way in a multiprocessor. None if one block has a row.
+    """A nest in which the shared memory of a block, or of a cluster's blocks, keeps a row between its stages: threads
+    need few registers then, and two blocks of them run on a multiprocessor. None where registers are as fast.
 
-    Rows of which exponentials are computed twice are read again from a cache in less time, if it has those that are
-    under way; threads have more of a row, and fewer of them tell each other what they found.
+    Of rows of exponentials, those that are as long as several blocks' memory are read again in less time if a cache has
+    those that are under way, and else threads have more of a row: fewer of them tell each other what they found.
+
+    Args:
+        width: Bytes of an element that later stages read.
+        most: Blocks of a cluster, at most: a GPU without clusters has no such shared memory for one block either.
     """
-    each, resident = (2 * gpu.REGISTERS, 2) if has_exponentials else (gpu.REGISTERS, 3)
-    threads = 1 << (-(-size // each) - 1).bit_length()
-    blocks = threads // (gpu.MOST // 2)
-    if not 1 < blocks <= most or (has_exponentials and size * 2 <= 2 * gpu.NEAR):
+    lanes, block, each = gpu.BYTES // width, gpu.MOST, gpu.KEPT
+    if has_exponentials and size * width > block * each:
+        if width > 2 or size * width <= 2 * gpu.NEAR:
+            return None
+        block, each = block // 2, each * 2
+    threads = 1 << (-(-size * width // each) - 1).bit_length()
+    blocks = threads // block
+    if most == 1 or not (1 if has_exponentials else 2) <= blocks <= most:
         return None
-    held, renamed = -(-size // (threads * 8)), _over_one_loop(stages, size, 8)
-    nest = GridNest(outer, renamed, rows=1, threads=threads, lanes=8, held=held, blocks=blocks)
-    return dataclasses.replace(nest, anew=True, in_shared=True, resident=resident)
+    held, renamed = -(-size // (threads * lanes)), _over_one_loop(stages, size, lanes)
+    nest = GridNest(outer, renamed, rows=1, threads=threads, lanes=lanes, held=held, blocks=blocks)
+    return dataclasses.replace(nest, anew=True, in_shared=True, resident=2)
 
 
 def _moving(s: StageNest) -> Iterator[Load]:

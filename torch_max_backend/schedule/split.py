@@ -40,8 +40,9 @@ CHAIN = 2048
 """Additions one after the other in one accumulator, above which a sum is cut: its rounding errors grow with them."""
 ACCUMULATORS = 64
 """Accumulators that a sum along memory has at the same time."""
-EVEN = 64
-"""What a part's elements are a multiple of on a grid, where parts are not equal: as many threads share them."""
+EVEN, EQUAL = 64, 1.05
+"""What a part's elements are a multiple of on a grid, where parts are not equal: as many threads share them. How much
+later the last one may end if they are: loops of a length that is known are faster."""
 SECTOR, LARGE = 32, 1 << 20
 """Bytes that a GPU's memory is read by, and of what a reduction reads that is worth another kernel."""
 WORTH_A_PART = 128
@@ -364,7 +365,7 @@ def _cut(
             continue
         size = Index.of(v.size)
         multiple = ACCUMULATORS if along_memory and not rest else 1
-        chunk = (size + (of_rows - 1)) // of_rows if of_rows else chunk_of(size, parts, multiple, machine)
+        chunk = (size + (of_rows - 1)) // of_rows if of_rows else chunk_of(size, parts, multiple, machine, results == 1)
         p = sized(f"{v.name}p", (size + chunk - 1) // chunk)
         q = sized(f"{v.name}q", least(chunk, size - chunk * p))
         d = rewritten(d, {v: Index.of(p) * chunk + q})
@@ -466,8 +467,12 @@ def _blocks(results: int, along_memory: bool) -> int:
     return max(1, results if along_memory else results // 64)
 
 
-def chunk_of(size: Index, parts: int, multiple: int, machine: Machine) -> Index:
-    """The length of so many parts, a multiple of something; for a symbolic size always of the same number of parts."""
+def chunk_of(size: Index, parts: int, multiple: int, machine: Machine, is_whole: bool = False) -> Index:
+    """The length of so many parts, a multiple of something; for a symbolic size always of the same number of parts.
+
+    Args:
+        is_whole: Whether each part is of the one result, and a block's.
+    """
     if size.is_constant:
         if machine.has_grid and multiple > 1:  # a block's threads have as many vectors each, and whole ones
             multiple = next((m for m in (4096, 1024, 256) if m * 4 * parts <= size.constant), multiple)
@@ -475,10 +480,22 @@ def chunk_of(size: Index, parts: int, multiple: int, machine: Machine) -> Index:
         if not machine.has_grid:
             return Index.of(chunk)
         equal = (c for c in range(chunk, chunk // 2, -multiple) if size.constant % c == 0)
+        if is_whole and parts >= machine.results[0]:
+            even = -(-chunk // EVEN) * EVEN if chunk >= EVEN * EVEN // 2 else chunk
+            ends = {c: _end_of_blocks(size.constant, c, parts) for c in (even, *equal)}
+            best = min((c for c in ends if c != even), key=lambda c: ends[c], default=even)
+            return Index.of(best if ends[best] <= ends[even] * EQUAL else even)
         even = max(multiple, chunk // EVEN * EVEN)  # threads have as many each, but for the last part, which is no rest
         is_close = -(-size.constant // even) <= parts + parts // EVEN
         return Index.of(next(equal, even if is_close else chunk))
     return (size // (machine.results[0] * multiple) + 1) * multiple
+
+
+def _end_of_blocks(size: int, chunk: int, most: int) -> int:
+    """When the last of the parts ends, in elements that a block has read: a multiprocessor runs as many blocks at the
+    same time as ``most`` parts are for it, or, of the largest blocks, a quarter of these."""
+    count = -(-size // chunk)
+    return max(-(-count // together) * together * chunk for together in (most, most // 4))
 
 
 def is_along_memory(d: Definition, v: Var, layouts: Mapping[str, Layout]) -> bool:

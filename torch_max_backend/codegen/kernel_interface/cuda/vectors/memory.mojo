@@ -59,10 +59,58 @@ def write_aligned[T: TrivialRegisterPassable, alignment: Int](p: __mlir_type[`!k
 
 @always_inline("nodebug")
 def load[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
-    if d == boolean:
-        return from_bytes[d](read_aligned[Vec[u8, w], 1](pointer_to[Vec[u8, w]](p, i)))
+    return load_of[(bytes_of(d) * 16 + w == 2 * 16 + 8).__mlir_bool__(), w](p, i)
+
+
+@always_inline("nodebug")
+def load_of[are_halves: __mlir_type.`!kgen.scalar<bool>`, w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
+    """A vector that is read element by element, or by words where two elements are one."""
+    comptime if are_halves:
+        return halves_of_words[w](p, i)
     else:
-        return read_aligned[Vec[d, w], bytes_of(d)](pointer_to[Vec[d, w]](p, i))
+        if d == boolean:
+            return from_bytes[d](read_aligned[Vec[u8, w], 1](pointer_to[Vec[u8, w]](p, i)))
+        else:
+            return read_aligned[Vec[d, w], bytes_of(d)](pointer_to[Vec[d, w]](p, i))
+
+
+@always_inline("nodebug")
+def halves_of_words[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
+    """Eight elements of 16 bits by the words that they are in: four, or five where the first one is half of a word."""
+    var at = __mlir_op.`pop.pointer_to_index`[_type=__mlir_type.index](pointer_to[Vec[u32, 1]](p, i))
+    var odd = bit_and(from_int[u32, 1](Int(at)), const[u32, 1](2))
+    var first = i - to_int(shr_plain(cast_plain[i64](odd), const[i64, 1](1)))
+    var a = word_of(p, first)
+    var b = word_of(p, first + 2)
+    var c = word_of(p, first + 4)
+    var e = word_of(p, first + 6)
+    var f = const[u32, 1](0)
+    if condition(ne(odd, const[u32, 1](0))):
+        f = word_of(p, first + 8)
+    var by = mul(odd, const[u32, 1](8))
+    var words = const[u32, 4](0)
+    words = with_lane(words, 0, word_between(a, b, by))
+    words = with_lane(words, 1, word_between(b, c, by))
+    words = with_lane(words, 2, word_between(c, e, by))
+    words = with_lane(words, 3, word_between(e, f, by))
+    return __mlir_op.`pop.bitcast`[_type=Vec[d, w].T](words.v)
+
+
+@always_inline("nodebug")
+def word_of[d: DType](p: Ptr[d], i: Int) -> Vec[u32, 1]:
+    return read_aligned[Vec[u32, 1], 4](pointer_to[Vec[u32, 1]](p, i))
+
+
+@always_inline("nodebug")
+def word_between(low: Vec[u32, 1], high: Vec[u32, 1], by: Vec[u32, 1]) -> Vec[u32, 1]:
+    """The word that begins so many bits behind the begin of `low`, and ends in `high`."""
+    return __mlir_op.`pop.inline_asm`[
+        _type=Vec[u32, 1].T,
+        assembly=__mlir_attr.`"shf.r.wrap.b32 $0, $1, $2, $3;" : !kgen.string`,
+        constraints=__mlir_attr.`"=r,r,r,r" : !kgen.string`,
+        hasSideEffects=__mlir_attr.`false`,
+        isStackAligned=__mlir_attr.`false`,
+    ](low.v, high.v, by.v)
 
 
 @always_inline("nodebug")
