@@ -253,6 +253,16 @@ def test_prefixes_of_few_rows_are_computed_in_parts(shape: tuple[int, ...], dim:
     check_emulated(made)
 
 
+@pytest.mark.parametrize(("columns", "parts", "are_equal"), [(9709, 19, True), (9720, 18, True), (9733, 19, False)])
+def test_prefixes_of_parts_that_divide_a_row_are_the_row_s(columns: int, parts: int, are_equal: bool) -> None:
+    """A few parts more or less than wanted, if these are equal: no other kernel puts their prefixes in place."""
+    made = for_gpu(lambda x: (scan.cumsum(x, 1),), torch.zeros(54, columns))
+    names = {d.name: d for d in schedule(made.program, GPU).program.definitions()}
+    within = [d for name, d in names.items() if name.endswith("_within")]
+    (before,) = (d for name, d in names.items() if name.endswith("_before"))
+    assert before.variables[-1].size == parts and bool(within) is not are_equal
+
+
 def test_vectors_begin_where_odd_rows_do_not(as_if_large: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_max_backend.schedule.grid_limits.LONG", 32)
     shapes = [(37, 45), (45,), (37, 1)], [(5, 3, 67), (3, 1), (5, 1, 67)]

@@ -101,6 +101,26 @@ def test_a_row_of_an_odd_length_has_few_threads() -> None:
     assert text.count("= load[1]") == 5 and "while" not in text
 
 
+@pytest.mark.parametrize(
+    ("columns", "dtype", "threads", "held"),
+    [(256, torch.float16, 8, 4), (512, torch.bfloat16, 16, 4), (64, torch.bfloat16, 8, 1), (128, torch.float32, 8, 4)],
+)
+def test_a_warp_has_several_of_many_short_rows(
+    columns: int, dtype: torch.dtype, threads: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are only read: a thread has a few vectors of one."""
+    x = torch.zeros(1 << 20, columns, dtype=dtype)
+    (nest,) = nests(for_gpu(lambda x: (reduce.over("sum", x, [1]),), x))
+    assert (nest.threads, nest.held, nest.rows) == (threads, held, 256 // threads)
+    (few,) = nests(for_gpu(lambda x: (reduce.over("sum", x, [1]),), x[:1000]))
+    assert few.threads == columns * dtype.itemsize // 16
+    monkeypatch.setattr(grid_limits, "BUSY", 16)
+    made = for_gpu(lambda x: (reduce.over("sum", x, [1]),), numbers(37, columns, dtype=dtype))
+    (nest,) = nests(made)
+    assert nest.threads == threads
+    check_emulated(made)
+
+
 @pytest.mark.usefixtures("as_if_large")
 @pytest.mark.parametrize("columns", [9, 33, 131])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

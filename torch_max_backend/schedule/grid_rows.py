@@ -436,7 +436,7 @@ def _unrolled(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes:
     threads = 1
     if count < gpu.BUSY or size * width > gpu.SECTOR * (1 if lanes == 1 else 2):
         if lanes > 2 and not places:
-            return None
+            return _with_parts_of_warps(outer, stages, size, lanes, count)
         while threads < min(gpu.WARP, vectors) and (
             threads * 2 * max(1, gpu.LEAST // lanes) <= vectors or threads * count < gpu.BUSY
         ):
@@ -445,6 +445,23 @@ def _unrolled(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes:
     if held * lanes > gpu.MANY:
         return None
     renamed = _over_one_loop(stages, size, lanes)
+    return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)
+
+
+def _with_parts_of_warps(
+    outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int, count: int
+) -> GridNest | None:
+    """A nest in which a warp has several of many short rows, of tensors that lie alike: threads have a few vectors each,
+    which are under way together, and tell each other little. None where that keeps no GPU busy.
+    """
+    moving = {(i, width) for s in stages for i, width in s.accesses if {*s.inner} & i.variables}
+    vectors = size // lanes
+    threads = max(gpu.LINE // gpu.BYTES, 1 << max(0, (-(-vectors // gpu.HELD) - 1).bit_length()))
+    is_whole = len(moving) == 1 and all(width * lanes == gpu.BYTES for _, width in moving) and vectors % threads == 0
+    if not is_whole or threads >= gpu.WARP or threads * count < gpu.BUSY * 2:
+        return None
+    renamed = _over_one_loop(stages, size, lanes)
+    held = vectors // threads
     return GridNest(outer, renamed, rows=_rows(threads, count), threads=threads, lanes=lanes, held=held)
 
 
