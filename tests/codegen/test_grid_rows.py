@@ -92,6 +92,20 @@ def test_what_is_written_is_not_read_again(
     assert not re.search(rf"load\w*\[\d+\]\(({'|'.join(stored)}),", source)
 
 
+@pytest.mark.parametrize(("channels", "lanes"), [(22, {"2"}), (20, {"4"}), (24, {"8"}), (21, set())])
+def test_windows_are_read_in_vectors_of_neighbours(
+    channels: int, lanes: set[str], as_if_large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However narrow they are, if there are such: the widest ones are put together of as many elements."""
+    written = emulate_gpu(monkeypatch)
+    images = torch.randn(2, channels, 9, 9).bfloat16().to(memory_format=torch.channels_last)
+    options = {"executor": "auto", "fallback": "error"}
+    pool = torch.compile(lambda x: F.max_pool2d(x, 3, 2, 1), backend="max_backend", options=options)
+    assert torch.equal(pool(images), F.max_pool2d(images, 3, 2, 1))
+    (found,) = written
+    assert set(re.findall(r" load_aligned\[(\d)\]", found.source)) == lanes
+
+
 def test_a_row_of_an_odd_length_has_few_threads() -> None:
     """Each reads several elements at once, without a loop."""
     made = for_gpu(lambda x: (reduce.over("sum", x, [1]),), torch.zeros(1_000_000, 33))

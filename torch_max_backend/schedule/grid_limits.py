@@ -26,6 +26,8 @@ SHORT = 16
 """Inner iterations that are left to one thread if memory runs along an outer loop."""
 WINDOW = 64
 """Inner iterations that are left to one thread if neighbours' loops of several variables read the same lines."""
+WINDOW_LOADS = 4
+"""Loads that narrow vectors of neighbours take less time for than wide ones that are put together of elements."""
 SHARED, WIDEST = 48 << 10, 8
 """Bytes of shared memory that a block has, and of the widest element."""
 LONG = 256

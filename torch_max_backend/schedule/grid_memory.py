@@ -113,7 +113,7 @@ def lanes_along(v: Var, stages: tuple[StageNest, ...], results_are_few: bool = F
     while lanes > 1 and (
         cost.count([v]) < lanes
         or sum(not is_same_within(x, v, lanes) for x in conditions) > gpu.GUARDS
-        or len(along) < _split(loads, v, lanes) > _split(loads, v, lanes // 2)
+        or len(along) < _split(loads, v, lanes) > _split_in_less(loads, v, lanes)
         or not all(is_aligned(i, v, lanes) for i, _ in stores)
         or sum(is_aligned(i, v, lanes) for i, _ in along) * 2 < len(along)
     ):
@@ -136,6 +136,14 @@ def lanes_of_stores(v: Var, stages: tuple[StageNest, ...]) -> int:
 def _split(loads: Sequence[Index], v: Var, lanes: int) -> int:
     """How many loads vectors along ``v`` split into elements."""
     return sum(not (i.stride(v) == 0 or runs_within(i, v, lanes)) for i in loads)
+
+
+def _split_in_less(loads: Sequence[Index], v: Var, lanes: int) -> int:
+    """How many loads narrower vectors split: half as wide ones, or, of windows, all that have two elements or more."""
+    narrower = [lanes // 2]
+    if len(loads) >= gpu.WINDOW_LOADS:
+        narrower += [k for k in (lanes // 4,) if k > 1]
+    return min(_split(loads, v, k) for k in narrower)
 
 
 def runs_within(index: Index, v: Var, lanes: int) -> bool:
