@@ -92,9 +92,10 @@ def test_what_is_written_is_not_read_again(
     assert not re.search(rf"load\w*\[\d+\]\(({'|'.join(stored)}),", source)
 
 
+@pytest.mark.usefixtures("as_if_large")
 @pytest.mark.parametrize(("channels", "lanes"), [(22, {"2"}), (20, {"4"}), (24, {"8"}), (21, set())])
 def test_windows_are_read_in_vectors_of_neighbours(
-    channels: int, lanes: set[str], as_if_large: None, monkeypatch: pytest.MonkeyPatch
+    channels: int, lanes: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However narrow they are, if there are such: the widest ones are put together of as many elements."""
     written = emulate_gpu(monkeypatch)

@@ -451,8 +451,8 @@ def _unrolled(outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes:
 def _with_parts_of_warps(
     outer: tuple[Var, ...], stages: list[StageNest], size: int, lanes: int, count: int
 ) -> GridNest | None:
-    """A nest in which a warp has several of many short rows, of tensors that lie alike: threads have a few vectors each,
-    which are under way together, and tell each other little. None where that keeps no GPU busy.
+    """A nest in which a warp has several of many short rows, of tensors that lie alike: threads have a few vectors of
+    one, which are under way together, and tell each other little. None where that keeps no GPU busy.
     """
     moving = {(i, width) for s in stages for i, width in s.accesses if {*s.inner} & i.variables}
     vectors = size // lanes
