@@ -19,13 +19,13 @@ from torch_max_backend.codegen.lane_writer import LaneWriter
 from torch_max_backend.codegen.loop_facts import is_short
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import NARROW, Place
-from torch_max_backend.loops.expr import SHORT, Const, FromIndex, Load, Op, Scalar, walk
+from torch_max_backend.loops.expr import COMPARISONS, SHORT, Const, FromIndex, Load, Op, Scalar, walk
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Least, Mod, Var
 from torch_max_backend.loops.intervals import interval
 from torch_max_backend.loops.program import Scan, Scatter
 from torch_max_backend.schedule import cost
 from torch_max_backend.schedule.grid_limits import AHEAD, BUSY, BYTES, WARP
-from torch_max_backend.schedule.grid_memory import COMPARISONS, is_aligned, is_in_step, runs_within
+from torch_max_backend.schedule.grid_memory import is_aligned, is_in_step, runs_within
 from torch_max_backend.schedule.grid_nest import GridNest
 from torch_max_backend.schedule.grid_rows import is_read_from_its_end
 from torch_max_backend.schedule.nest import StageNest, Statement

@@ -11,10 +11,21 @@ import torch
 from torch_max_backend.codegen.expression_writer import Value, reach
 from torch_max_backend.codegen.source import Slot
 from torch_max_backend.codegen.tile_writer import TileWriter
-from torch_max_backend.loops.expr import SHORT, FromIndex, Guarded, Load, Op, Scalar, rewrite, variables, walk
+from torch_max_backend.loops.expr import (
+    COMPARISONS,
+    SHORT,
+    FromIndex,
+    Guarded,
+    Load,
+    Op,
+    Scalar,
+    rewrite,
+    variables,
+    walk,
+)
 from torch_max_backend.loops.index import Atom, Computed, Div, Index, Mod, Var
 from torch_max_backend.loops.tensor import sized
-from torch_max_backend.schedule.grid_memory import COMPARISONS, is_same_within
+from torch_max_backend.schedule.grid_memory import is_same_within
 from torch_max_backend.schedule.grid_nest import GridNest
 
 WIDE = 4

@@ -150,8 +150,9 @@ def _job(written: WrittenProgram, region: Region, arch: str, options: Options) -
 
     def for_gpu() -> bytes:
         def build(part: str) -> bytes:
-            w = written
-            return build_cubin(part, arch=arch, threads=w.threads, clusters=w.clusters, resident=w.resident)
+            return build_cubin(
+                part, arch=arch, threads=written.threads, clusters=written.clusters, resident=written.resident
+            )
 
         parts = in_parts(source, min(COMPILERS, options.compile_workers or len(os.sched_getaffinity(0))))
         with ThreadPoolExecutor(len(parts)) as pool:

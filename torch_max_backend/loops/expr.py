@@ -588,11 +588,11 @@ def remade(x: Scalar, parts: tuple[Scalar, ...]) -> Scalar:
         return cast(parts[0], x.dtype, x.name)
     if x.name == "select":
         return select(*parts)
-    if x.name in _COMPARISONS and all(isinstance(p, Const | FromIndex) for p in parts):
+    if x.name in COMPARISONS and all(isinstance(p, Const | FromIndex) for p in parts):
         left, right = (as_index(p) for p in parts)
         if all(p.dtype is torch.int64 for p in parts):
             return compare_index(x.name, left, right)
     return Op(x.name, parts, x.dtype)
 
 
-_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
+COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_max_backend.loops.expr import Const, FromIndex, Guarded, Load, Op, Scalar, variables, walk
+from torch_max_backend.loops.expr import COMPARISONS, Const, FromIndex, Guarded, Load, Op, Scalar, variables, walk
 from torch_max_backend.loops.index import Computed, Index, Var
 from torch_max_backend.loops.program import Scatter
 from torch_max_backend.schedule import cost
@@ -140,9 +140,7 @@ def _split(loads: Sequence[Index], v: Var, lanes: int) -> int:
 
 def _split_in_less(loads: Sequence[Index], v: Var, lanes: int) -> int:
     """How many loads narrower vectors split: half as wide ones, or, of windows, all that have two elements or more."""
-    narrower = [lanes // 2]
-    if len(loads) >= gpu.WINDOW_LOADS:
-        narrower += [k for k in (lanes // 4,) if k > 1]
+    narrower = [lanes // 2, lanes // 4] if lanes > 4 and len(loads) >= gpu.WINDOW_LOADS else [lanes // 2]
     return min(_split(loads, v, k) for k in narrower)
 
 
@@ -182,9 +180,6 @@ def is_same_within(condition: Scalar, v: Var, lanes: int) -> bool:
         return True
     begins = each - lane  # and so is below zero, or not, as its last lane is
     return condition.name not in ("eq", "ne") and lane not in begins.variables and begins % lanes == 0
-
-
-COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 def _whole_number(x: Scalar) -> Index | None:

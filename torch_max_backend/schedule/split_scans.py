@@ -81,8 +81,8 @@ def _chunk(d: Definition, layouts: Mapping[str, Layout], machine: Machine) -> in
     )
     if parts < 4:
         return 0
-    equal = (p for p in range(parts // 2 + 1, parts + parts // 4 + 1) if size % p == 0)
-    return size // best if (best := min(equal, key=lambda p: abs(p - parts), default=0)) else -(-size // parts)
+    equal = [p for p in range(parts // 2 + 1, parts + parts // 4 + 1) if size % p == 0]
+    return -(-size // min(equal, key=lambda p: abs(p - parts), default=parts))
 
 
 def _in_own_dtype(d: Definition) -> Definition:

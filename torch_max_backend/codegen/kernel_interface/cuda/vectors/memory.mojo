@@ -64,7 +64,7 @@ def load[w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
 
 @always_inline("nodebug")
 def load_of[are_halves: __mlir_type.`!kgen.scalar<bool>`, w: Int, d: DType](p: Ptr[d], i: Int) -> Vec[d, w]:
-    """A vector that is read element by element, or by words where two elements are one."""
+    """A vector that is read element by element, or by words where it has eight elements of two bytes."""
     comptime if are_halves:
         return halves_of_words[w](p, i)
     else:
